@@ -1,0 +1,245 @@
+//! [`Engine`]: the verbs. Plain single-key code: write, else load and decide, and write again.
+//!
+//! A call starts with the write that most often takes: a fresh Reserve is one insert, a Complete whose token holds is one
+//! change. Where it does not take, the record is loaded and the rules of [`lifecycle`] say what to do next. Losing a race
+//! means going round once more, a bounded number of times.
+
+use std::{sync::Arc, time::Duration};
+
+use tokio::time::{Instant, sleep_until};
+
+use crate::{
+    lifecycle::{self, Acquired, Refusal, Reserved, Step},
+    record::{Key, Record, Timestamp, Token},
+    store::{Loaded, Store, StoreError},
+    waiters::{Sighting, Waiters},
+    write::{Action, Extension, Finish, Reservation, Stamp, Write},
+};
+
+/// How often a call goes round before it gives up for now. Each round lost means that another caller's write took.
+const ROUNDS_MAX: usize = 16;
+
+/// Why a call has no outcome.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum EngineError {
+    /// The rules refuse it.
+    #[error(transparent)]
+    Refused(#[from] Refusal),
+    /// The store could not do it. Except for what [`StoreError`] says, it may have been done.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+}
+
+/// What a Complete or Fail gets.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct FinishedAnswer {
+    /// When the record expires.
+    pub expires_at: Timestamp,
+    /// Whether a call before this one had finished it in the same way.
+    pub already: bool,
+}
+
+/// What a Renew gets.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct RenewedAnswer {
+    /// For how long the reservation is exclusive from now, at least.
+    pub lock_ttl: Duration,
+    /// The end of the lock.
+    pub locked_until: Timestamp,
+}
+
+/// The verbs, on one store. Cloning gives another handle.
+///
+/// # Cancel safety
+///
+/// Any call may be dropped: what it has handed to the store goes on to its end, and sent again it has the same outcome.
+#[derive(Clone)]
+pub struct Engine {
+    store: Arc<dyn Store>,
+    waiters: Waiters,
+}
+
+/// How a call was settled.
+#[expect(clippy::large_enum_variant, reason = "it lives on the stack for a moment")]
+enum Settled<A> {
+    /// By an answer of the rules.
+    Answer(A),
+    /// By a write that took, on the record as it was seen before, if it was.
+    Written { write: Write, seen: Option<Record>, stamp: Stamp },
+}
+
+impl Engine {
+    /// The verbs on `store`; `waiters` are those whom they wake.
+    pub fn new(store: Arc<dyn Store>, waiters: Waiters) -> Self {
+        Self { store, waiters }
+    }
+
+    /// Reserves a key; if somebody else holds it, waits for at most `wait`.
+    pub async fn reserve(&self, key: &Key, reservation: &Reservation, wait: Duration) -> Result<Reserved, EngineError> {
+        let deadline = Instant::now() + wait;
+        let first = self.reserve_now(key, reservation, lifecycle::insert(key, reservation), None).await?;
+        if wait.is_zero() || !matches!(first, Reserved::InProgress(_)) {
+            return Ok(first);
+        }
+        self.wait(key, reservation, first, deadline).await
+    }
+
+    /// Completes or fails a key in the name of its holder.
+    pub async fn finish(&self, key: &Key, token: &Token, finish: &Finish) -> Result<FinishedAnswer, EngineError> {
+        let first = lifecycle::finish_as_holder(key, token, finish);
+        let rule = |record: Option<&Record>, now| lifecycle::finish(key, token, finish, record, now);
+        match self.settle(key, Some(first), None, rule).await? {
+            Settled::Answer(expires_at) => Ok(FinishedAnswer { expires_at, already: true }),
+            Settled::Written { stamp, .. } => {
+                self.waiters.wake(key);
+                Ok(FinishedAnswer { expires_at: stamp.expires_at.unwrap_or(stamp.now), already: false })
+            }
+        }
+    }
+
+    /// Extends the lock of a key in the name of its holder.
+    pub async fn renew(&self, key: &Key, token: &Token, extension: &Extension) -> Result<RenewedAnswer, EngineError> {
+        let first = lifecycle::renew_as_holder(key, token, extension);
+        let rule = |record: Option<&Record>, now| lifecycle::renew(key, token, extension, record, now);
+        match self.settle(key, Some(first), None, rule).await? {
+            Settled::Answer(never) => match never {},
+            Settled::Written { stamp, .. } => {
+                let lock_ttl = extension.lock_ttl.unwrap_or(stamp.lock_ttl);
+                Ok(RenewedAnswer { lock_ttl, locked_until: stamp.locked_until })
+            }
+        }
+    }
+
+    /// Shows a record, and the store's clock.
+    pub async fn lookup(&self, key: &Key) -> Result<(Record, Timestamp), EngineError> {
+        let (record, now) = self.load(key).await?;
+        Ok((lifecycle::lookup(record.as_ref(), now)?.clone(), now))
+    }
+
+    /// Finishes a key in place of its holder, and shows the record and the store's clock.
+    pub async fn resolve(
+        &self,
+        key: &Key,
+        fence: i64,
+        force: bool,
+        resolution: &Finish,
+    ) -> Result<(Record, Timestamp), EngineError> {
+        let rule = |record: Option<&Record>, now| {
+            lifecycle::resolve(fence, force, resolution, record, now).map(|step| match step {
+                Step::Answer(record) => Step::Answer((record, now)),
+                Step::Write(write) => Step::Write(write),
+            })
+        };
+        match self.settle(key, None, None, rule).await? {
+            Settled::Answer(answer) => Ok(answer),
+            Settled::Written { write, seen, stamp } => {
+                self.waiters.wake(key);
+                let resolved = write.apply(seen.as_ref(), stamp.now).ok_or(Refusal::KeyNotFound)?;
+                Ok((resolved, stamp.now))
+            }
+        }
+    }
+
+    /// Reserves without waiting, beginning with `write` on the record as it was `seen`.
+    async fn reserve_now(
+        &self,
+        key: &Key,
+        reservation: &Reservation,
+        write: Write,
+        seen: Option<Record>,
+    ) -> Result<Reserved, EngineError> {
+        let rule = |record: Option<&Record>, now| lifecycle::reserve(key, reservation, record, now);
+        Ok(match self.settle(key, Some(write), seen, rule).await? {
+            Settled::Answer(answer) => answer,
+            Settled::Written { write, seen, stamp } => acquired(reservation, &write, seen, &stamp),
+        })
+    }
+
+    /// Waits until a sighting of the key gives another answer than that somebody else holds it.
+    async fn wait(
+        &self,
+        key: &Key,
+        reservation: &Reservation,
+        first: Reserved,
+        deadline: Instant,
+    ) -> Result<Reserved, EngineError> {
+        let mut last = first;
+        let Some(mut waiter) = self.waiters.join(key) else {
+            return Ok(last);
+        };
+        loop {
+            let Sighting { record, now } = tokio::select! {
+                sighting = waiter.next() => match sighting {
+                    Some(sighting) => sighting?,
+                    None => return Ok(last),
+                },
+                () = sleep_until(deadline) => return Ok(last),
+            };
+            let answer = match lifecycle::reserve(key, reservation, record.as_deref(), now)? {
+                Step::Answer(answer) => answer,
+                Step::Write(write) => match waiter.turn() {
+                    Some(_turn) => self.reserve_now(key, reservation, write, record.map(Arc::unwrap_or_clone)).await?,
+                    // Another waiter reserves it now.
+                    None => continue,
+                },
+            };
+            match answer {
+                Reserved::InProgress(_) => last = answer,
+                _ => return Ok(answer),
+            }
+        }
+    }
+
+    /// Writes, else loads and decides, until something takes; without a first write it begins with the load.
+    async fn settle<A>(
+        &self,
+        key: &Key,
+        mut write: Option<Write>,
+        mut seen: Option<Record>,
+        rule: impl Fn(Option<&Record>, Timestamp) -> Result<Step<A>, Refusal>,
+    ) -> Result<Settled<A>, EngineError> {
+        for _ in 0..ROUNDS_MAX {
+            if let Some(write) = write
+                && let Some(stamp) = self.write(&write).await?
+            {
+                return Ok(Settled::Written { write, seen, stamp });
+            }
+            let (record, now) = self.load(key).await?;
+            match rule(record.as_ref(), now)? {
+                Step::Answer(answer) => return Ok(Settled::Answer(answer)),
+                Step::Write(next) => (write, seen) = (Some(next), record),
+            }
+        }
+        Err(StoreError::Unavailable.into())
+    }
+
+    async fn write(&self, write: &Write) -> Result<Option<Stamp>, StoreError> {
+        let mut results = self.store.write(vec![write.clone()]).await;
+        results.pop().unwrap_or(Err(StoreError::Unavailable))
+    }
+
+    async fn load(&self, key: &Key) -> Result<(Option<Record>, Timestamp), StoreError> {
+        let Loaded { now, mut records } = self.store.load(vec![key.clone()]).await?;
+        Ok((records.pop().unwrap_or(Err(StoreError::Unavailable))?, now))
+    }
+}
+
+fn acquired(reservation: &Reservation, write: &Write, seen: Option<Record>, stamp: &Stamp) -> Reserved {
+    let attempt = match &write.action {
+        Action::Reserve(_, renewed) => renewed.attempt,
+        // The same reservation again, or the first.
+        _ => seen.as_ref().map_or(1, |record| record.attempt),
+    };
+    Reserved::Acquired(Acquired {
+        fence: stamp.fence,
+        attempt,
+        lock_ttl: reservation.lock_ttl,
+        locked_until: stamp.locked_until,
+        // A new record that replaces an expired one inherits no checkpoint.
+        checkpoint: match &write.action {
+            Action::Reserve(_, renewed) if !renewed.continues() => None,
+            _ => seen.and_then(|record| record.checkpoint),
+        },
+    })
+}

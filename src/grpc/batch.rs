@@ -1,0 +1,114 @@
+//! Batch: independent operations in one call, those of one key in order.
+
+use std::collections::HashMap;
+
+use futures_util::{StreamExt, stream};
+use prost::Message;
+
+use super::{CallContext, Service, status::CallError};
+use crate::proto::{
+    BatchOperation, BatchRequest, BatchResponse, BatchResult, Key, batch_operation::Operation, batch_result,
+};
+
+/// The most operations of a Batch.
+const OPERATIONS_MAX: usize = 500;
+/// The most bytes of its answers; what does not fit any more is an error of a few bytes.
+const RESPONSE_BYTES_MAX: usize = 3 << 20;
+/// How many keys of a Batch are worked on at once.
+const KEYS_AT_ONCE: usize = 16;
+
+impl Service {
+    pub(super) async fn batch(&self, request: BatchRequest, context: &CallContext) -> Result<BatchResponse, CallError> {
+        let count = request.operations.len();
+        if count > OPERATIONS_MAX {
+            return Err(super::convert::violation("operations", format!("must be at most {OPERATIONS_MAX}")));
+        }
+        let mut results = vec![BatchResult::default(); count];
+        let mut answers = stream::iter(by_key(request.operations))
+            .map(|operations| self.in_order(operations, context))
+            .buffer_unordered(KEYS_AT_ONCE);
+        while let Some(answered) = answers.next().await {
+            for (place, result) in answered {
+                if let Some(slot) = results.get_mut(place) {
+                    slot.result = Some(result);
+                }
+            }
+        }
+        limit_size(&mut results);
+        Ok(BatchResponse { results })
+    }
+
+    async fn in_order(
+        &self,
+        operations: Vec<(usize, Option<Operation>)>,
+        context: &CallContext,
+    ) -> Vec<(usize, batch_result::Result)> {
+        let mut answers = Vec::with_capacity(operations.len());
+        let mut unavailable = false;
+        for (place, operation) in operations {
+            let answer =
+                if unavailable { Err(CallError::AfterUnavailable) } else { self.one(operation, context).await };
+            unavailable |= answer.as_ref().is_err_and(CallError::is_unavailable);
+            answers.push((place, answer.unwrap_or_else(|error| batch_result::Result::Error(error.into_message()))));
+        }
+        answers
+    }
+
+    async fn one(
+        &self,
+        operation: Option<Operation>,
+        context: &CallContext,
+    ) -> Result<batch_result::Result, CallError> {
+        use batch_result::Result as Answer;
+        match operation {
+            Some(Operation::Reserve(request)) if request.wait.is_some() => {
+                Err(super::convert::violation("wait", "does not belong to a batch"))
+            }
+            Some(Operation::Reserve(request)) => self.reserve(request, context).await.map(Answer::Reserve),
+            Some(Operation::Complete(request)) => self.complete(request).await.map(Answer::Complete),
+            Some(Operation::Fail(request)) => self.fail(request).await.map(Answer::Fail),
+            Some(Operation::Renew(request)) => self.renew(request).await.map(Answer::Renew),
+            Some(Operation::Lookup(request)) => self.lookup(request).await.map(Answer::Lookup),
+            Some(Operation::Resolve(request)) => self.resolve(request).await.map(Answer::Resolve),
+            None => Err(super::convert::violation("operation", "must be set")),
+        }
+    }
+}
+
+/// The operations with their places, those of one key together and in order.
+fn by_key(operations: Vec<BatchOperation>) -> Vec<Vec<(usize, Option<Operation>)>> {
+    let mut groups: Vec<Vec<_>> = Vec::new();
+    let mut group_of: HashMap<Option<Key>, usize> = HashMap::new();
+    for (place, BatchOperation { operation }) in operations.into_iter().enumerate() {
+        let group = *group_of.entry(key(operation.as_ref()).cloned()).or_insert(groups.len());
+        match groups.get_mut(group) {
+            Some(group) => group.push((place, operation)),
+            None => groups.push(vec![(place, operation)]),
+        }
+    }
+    groups
+}
+
+fn key(operation: Option<&Operation>) -> Option<&Key> {
+    match operation? {
+        Operation::Reserve(request) => request.key.as_ref(),
+        Operation::Complete(request) => request.key.as_ref(),
+        Operation::Fail(request) => request.key.as_ref(),
+        Operation::Renew(request) => request.key.as_ref(),
+        Operation::Lookup(request) => request.key.as_ref(),
+        Operation::Resolve(request) => request.key.as_ref(),
+    }
+}
+
+fn limit_size(results: &mut [BatchResult]) {
+    let mut size = 0;
+    for result in results {
+        let length = result.encoded_len();
+        if size + length > RESPONSE_BYTES_MAX {
+            let error = CallError::ResponseTooLarge.into_message();
+            result.result = Some(batch_result::Result::Error(error));
+        } else {
+            size += length;
+        }
+    }
+}

@@ -1,0 +1,311 @@
+//! [`Connections`]: a fixed number of database connections, each lent to one owned task at a time.
+//!
+//! A pool that lends a connection to the caller's own future is unsafe here: a caller that leaves drops the future in the
+//! middle of a statement, and the next borrower finds an open transaction. So the work runs in a task that nobody can
+//! cancel, and the caller only waits for its answer. Connections are held open between uses and not pinged: the statement
+//! itself tells whether the database is there.
+//!
+//! What always holds:
+//!
+//! - a connection that failed, or that may be in the middle of something, is never lent again;
+//! - once one connection fails, the idle ones of its time are thrown away with it, so that a restarted database costs one
+//!   failed call and not one for each connection;
+//! - the number of callers in the queue is bounded, with room kept for completions.
+
+use std::{
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use futures_util::future::BoxFuture;
+use tokio::{
+    sync::{OwnedSemaphorePermit, Semaphore, oneshot},
+    time::timeout,
+};
+use tokio_util::task::TaskTracker;
+use tracing::{debug, info, warn};
+
+use super::StoreError;
+
+/// How many callers may wait for a connection before reservations are refused; completions may be twice as many.
+const QUEUE_MAX: usize = 4096;
+
+/// Who asks: reservations may be refused under load, completions may not.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Urgency {
+    Reservation,
+    Completion,
+}
+
+/// What became of a piece of work on a connection.
+pub(super) enum Fault {
+    /// The connection is as good as before; the work is answered with this error.
+    Answer(StoreError),
+    /// The connection is not to be used again. The reason is for the log.
+    Broken(String),
+}
+
+/// Makes a connection. A refusal is for the log, or for the person who starts the service.
+pub(super) type Open<C> = Box<dyn Fn() -> BoxFuture<'static, Result<C, String>> + Send + Sync>;
+
+/// A fixed number of connections. Cloning gives another handle to the same ones.
+pub(super) struct Connections<C>(Arc<Inner<C>>);
+
+struct Inner<C> {
+    open: Open<C>,
+    /// No piece of work takes longer: the database ends it earlier by its own timeout, if it can be reached at all.
+    work_timeout: Duration,
+    slots: Arc<Semaphore>,
+    queued: AtomicUsize,
+    idle: Mutex<Vec<(u64, C)>>,
+    /// Connections opened under an earlier number are not lent again.
+    generation: AtomicU64,
+    /// So that an outage is one line in the log and not one for each call.
+    healthy: AtomicBool,
+    tasks: TaskTracker,
+}
+
+impl<C> Clone for Connections<C> {
+    fn clone(&self) -> Self {
+        Self(self.0.clone())
+    }
+}
+
+impl<C: Send + 'static> Connections<C> {
+    /// `count` connections, each opened when it is first needed; `first` is open already.
+    pub(super) fn new(count: usize, work_timeout: Duration, first: Option<C>, open: Open<C>) -> Self {
+        Self(Arc::new(Inner {
+            open,
+            work_timeout,
+            slots: Arc::new(Semaphore::new(count)),
+            queued: AtomicUsize::new(0),
+            idle: Mutex::new(first.map(|connection| (0, connection)).into_iter().collect()),
+            generation: AtomicU64::new(0),
+            healthy: AtomicBool::new(true),
+            tasks: TaskTracker::new(),
+        }))
+    }
+
+    /// Runs `work` on a connection.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropped while it waits for its turn, nothing is begun; later, the work goes on to its end.
+    pub(super) async fn run<T, W>(&self, urgency: Urgency, work: W) -> Result<T, StoreError>
+    where
+        T: Send + 'static,
+        W: for<'c> FnOnce(&'c mut C) -> BoxFuture<'c, Result<T, Fault>> + Send + 'static,
+    {
+        let slot = self.slot(urgency).await?;
+        let (sender, answer) = oneshot::channel();
+        let inner = self.0.clone();
+        self.0.tasks.spawn(async move {
+            let result = inner.work(work).await;
+            drop(slot);
+            // The caller may have left.
+            let _ = sender.send(result);
+        });
+        answer.await.unwrap_or(Err(StoreError::Unavailable))
+    }
+
+    /// Lets the work that has begun end, and closes the connections.
+    pub(super) async fn close(&self) {
+        self.0.slots.close();
+        self.0.tasks.close();
+        self.0.tasks.wait().await;
+        self.0.idle().clear();
+    }
+
+    async fn slot(&self, urgency: Urgency) -> Result<OwnedSemaphorePermit, StoreError> {
+        if let Ok(slot) = self.0.slots.clone().try_acquire_owned() {
+            return Ok(slot);
+        }
+        let room = match urgency {
+            Urgency::Reservation => QUEUE_MAX,
+            Urgency::Completion => 2 * QUEUE_MAX,
+        };
+        let _place = Place::take(&self.0.queued, room).ok_or(StoreError::Overloaded)?;
+        self.0.slots.clone().acquire_owned().await.map_err(|_| StoreError::Unavailable)
+    }
+}
+
+impl<C: Send + 'static> Inner<C> {
+    async fn work<T, W>(&self, work: W) -> Result<T, StoreError>
+    where
+        W: for<'c> FnOnce(&'c mut C) -> BoxFuture<'c, Result<T, Fault>>,
+    {
+        let generation = self.generation.load(Ordering::Acquire);
+        let mut connection = match self.take_idle(generation) {
+            Some(connection) => connection,
+            None => match timeout(self.work_timeout, (self.open)()).await {
+                Ok(Ok(connection)) => connection,
+                Ok(Err(reason)) => return Err(self.failed(generation, &reason)),
+                Err(_) => return Err(self.failed(generation, "connecting took too long")),
+            },
+        };
+        match timeout(self.work_timeout, work(&mut connection)).await {
+            Ok(Err(Fault::Broken(reason))) => Err(self.failed(generation, &reason)),
+            Err(_) => Err(self.failed(generation, "no answer in time")),
+            Ok(answered) => {
+                if !self.healthy.swap(true, Ordering::Relaxed) {
+                    info!("the database answers again");
+                }
+                self.idle().push((generation, connection));
+                answered.map_err(|fault| match fault {
+                    Fault::Answer(error) => error,
+                    Fault::Broken(_) => StoreError::Unavailable,
+                })
+            }
+        }
+    }
+
+    fn take_idle(&self, generation: u64) -> Option<C> {
+        let mut idle = self.idle();
+        idle.retain(|(born, _)| *born == generation);
+        idle.pop().map(|(_, connection)| connection)
+    }
+
+    fn failed(&self, generation: u64, reason: &str) -> StoreError {
+        let next = generation.wrapping_add(1);
+        let _ = self.generation.compare_exchange(generation, next, Ordering::AcqRel, Ordering::Acquire);
+        if self.healthy.swap(false, Ordering::Relaxed) {
+            warn!(reason, "the database does not answer");
+        } else {
+            debug!(reason, "the database still does not answer");
+        }
+        StoreError::Unavailable
+    }
+
+    fn idle(&self) -> std::sync::MutexGuard<'_, Vec<(u64, C)>> {
+        self.idle.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A place in a bounded queue, given back on drop.
+struct Place<'a>(&'a AtomicUsize);
+
+impl<'a> Place<'a> {
+    fn take(queued: &'a AtomicUsize, room: usize) -> Option<Self> {
+        queued
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |count| (count < room).then_some(count + 1))
+            .ok()
+            .map(|_| Self(queued))
+    }
+}
+
+impl Drop for Place<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    type Counter = Connections<u32>;
+
+    fn counter(count: usize) -> Counter {
+        let opened = Arc::new(AtomicUsize::new(0));
+        let open: Open<u32> = Box::new(move || {
+            let number = opened.fetch_add(1, Ordering::Relaxed) as u32;
+            Box::pin(async move { Ok(number) })
+        });
+        Connections::new(count, Duration::from_secs(5), None, open)
+    }
+
+    async fn number(connections: &Counter) -> u32 {
+        connections.run(Urgency::Reservation, |number| Box::pin(async { Ok(*number) })).await.unwrap()
+    }
+
+    #[tokio::test]
+    async fn a_connection_is_used_again() {
+        let connections = counter(2);
+        assert_eq!(number(&connections).await, 0);
+        assert_eq!(number(&connections).await, 0);
+    }
+
+    #[tokio::test]
+    async fn an_error_that_leaves_the_connection_sound_keeps_it() {
+        let connections = counter(1);
+        let failed: Result<(), _> =
+            connections.run(Urgency::Reservation, |_| Box::pin(async { Err(Fault::Answer(StoreError::Locked)) })).await;
+        assert_eq!(failed, Err(StoreError::Locked));
+        assert_eq!(number(&connections).await, 0);
+    }
+
+    #[tokio::test]
+    async fn a_broken_connection_takes_the_idle_ones_with_it() {
+        let connections = counter(2);
+        let (hold, held) = oneshot::channel::<()>();
+        let first = connections.run(Urgency::Reservation, |number| {
+            Box::pin(async move {
+                let _ = held.await;
+                Ok(*number)
+            })
+        });
+        let second = async {
+            let number = number(&connections).await;
+            let _ = hold.send(());
+            number
+        };
+        assert_eq!(tokio::join!(first, second), (Ok(0), 1));
+        let broken: Result<(), _> =
+            connections.run(Urgency::Reservation, |_| Box::pin(async { Err(Fault::Broken("gone".into())) })).await;
+        assert_eq!(broken, Err(StoreError::Unavailable));
+        assert_eq!(number(&connections).await, 2);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn work_that_hangs_is_given_up_with_its_connection() {
+        let connections = counter(1);
+        let hung: Result<(), _> = connections.run(Urgency::Reservation, |_| Box::pin(std::future::pending())).await;
+        assert_eq!(hung, Err(StoreError::Unavailable));
+        assert_eq!(number(&connections).await, 1);
+    }
+
+    #[tokio::test]
+    async fn work_goes_on_when_its_caller_leaves() {
+        let connections = counter(1);
+        let (started, begun) = oneshot::channel();
+        let (finish, may_finish) = oneshot::channel::<()>();
+        let (done, finished) = oneshot::channel();
+        let call = connections.run(Urgency::Reservation, |_| {
+            Box::pin(async move {
+                let _ = started.send(());
+                let _ = may_finish.await;
+                let _ = done.send(());
+                Ok(())
+            })
+        });
+        tokio::select! {
+            biased;
+            _ = call => unreachable!("it waits for its signal"),
+            _ = begun => {}
+        }
+        finish.send(()).unwrap();
+        finished.await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn completions_have_room_when_reservations_are_refused() {
+        let connections = counter(1);
+        let _slot = connections.slot(Urgency::Reservation).await.unwrap();
+        let _places: Vec<_> = (0..QUEUE_MAX).map(|_| Place::take(&connections.0.queued, QUEUE_MAX).unwrap()).collect();
+        assert!(matches!(connections.slot(Urgency::Reservation).await, Err(StoreError::Overloaded)));
+        let waits = tokio::time::timeout(Duration::from_millis(10), connections.slot(Urgency::Completion)).await;
+        assert!(waits.is_err(), "a completion queues");
+    }
+
+    #[tokio::test]
+    async fn closing_waits_for_the_work_and_refuses_more() {
+        let connections = counter(1);
+        number(&connections).await;
+        connections.close().await;
+        let refused = connections.run(Urgency::Completion, |number| Box::pin(async { Ok(*number) })).await;
+        assert_eq!(refused, Err(StoreError::Unavailable));
+    }
+}

@@ -1,0 +1,102 @@
+//! The promises of [`Store`](super::Store), each as one case. One list, run on every store.
+//!
+//! A case takes a store that is fresh, and uses nothing but the trait, so it holds for any store. Locks and retentions of
+//! no length at all stand for those that ran out: nothing here sleeps.
+
+mod cases;
+mod randomized;
+
+use std::{path::Path, sync::Arc};
+
+use super::{DatabaseUrl, OpenOptions, Store, open, postgres::settings::Scope};
+
+/// Runs every case on every store.
+macro_rules! suite {
+    ($($module:ident :: $case:ident),* $(,)?) => {
+        suite!(@store postgres, super::fresh_postgres(), $($module::$case),*);
+        suite!(@store sqlite_file, super::fresh_sqlite_file(), $($module::$case),*);
+        suite!(@store sqlite_memory, super::fresh_sqlite_memory(), $($module::$case),*);
+    };
+    (@store $store:ident, $fresh:expr, $($module:ident :: $case:ident),*) => {
+        mod $store {
+            $(
+                #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+                async fn $case() {
+                    let fresh = $fresh.await;
+                    super::$module::$case(fresh.store.clone()).await;
+                    fresh.store.close().await;
+                }
+            )*
+        }
+    };
+}
+
+suite! {
+    cases::an_insert_takes_where_there_is_no_record,
+    cases::an_insert_never_replaces_a_record,
+    cases::of_64_inserts_exactly_one_takes,
+    cases::a_holders_write_takes_only_for_the_token_in_progress,
+    cases::a_seen_write_takes_only_on_the_version_that_was_loaded,
+    cases::of_64_takeovers_exactly_one_takes,
+    cases::a_takeover_and_a_completion_never_both_take,
+    cases::a_takeover_and_a_renewal_never_both_take,
+    cases::a_resolution_and_a_completion_never_both_take,
+    cases::replacements_of_an_expired_record_never_both_take,
+    cases::a_record_that_was_purged_and_inserted_again_is_not_the_one_that_was_loaded,
+    cases::an_insert_and_a_purge_leave_one_record_or_none,
+    cases::fences_grow_across_takeover_replacement_and_deletion,
+    cases::a_purge_deletes_only_what_expired_before_the_grace,
+    cases::a_purge_is_limited_and_goes_on_where_it_left_off,
+    cases::a_purge_never_deletes_what_was_renewed_or_reserved_anew,
+    cases::purges_at_once_delete_each_record_once,
+    cases::a_record_that_is_to_be_held_is_never_purged,
+    cases::writes_of_one_call_are_answered_in_order_and_apart,
+    cases::a_load_answers_in_order_and_knows_what_is_not_there,
+    cases::every_text_and_byte_comes_back_as_it_was_stored,
+    cases::keys_at_their_longest_are_stored,
+    cases::the_largest_result_is_stored,
+    cases::callers_that_leave_leave_nothing_half_done,
+    cases::a_store_that_is_closed_refuses,
+    cases::a_check_answers_while_every_connection_is_busy,
+    randomized::every_write_does_what_it_means,
+}
+
+/// A store with nothing in it, and what has to outlive it.
+struct Fresh {
+    store: Arc<dyn Store>,
+    _folder: Option<tempfile::TempDir>,
+}
+
+/// How tests open a store.
+pub(super) fn options() -> OpenOptions {
+    OpenOptions { connections: 8, migrate: true, allow_unsafe_durability: false, settings: Scope::Connection }
+}
+
+/// A database of its own with the tables made.
+pub(super) async fn fresh_postgres_url() -> String {
+    onceward_testing::database(|url| async move {
+        super::migrate(&url.parse().unwrap()).await.unwrap();
+    })
+    .await
+}
+
+async fn opened(url: &str) -> Arc<dyn Store> {
+    open(&url.parse::<DatabaseUrl>().unwrap(), &options()).await.unwrap()
+}
+
+async fn fresh_postgres() -> Fresh {
+    Fresh { store: opened(&fresh_postgres_url().await).await, _folder: None }
+}
+
+async fn fresh_sqlite_file() -> Fresh {
+    let folder = tempfile::tempdir().unwrap();
+    Fresh { store: opened(&sqlite_url(folder.path())).await, _folder: Some(folder) }
+}
+
+async fn fresh_sqlite_memory() -> Fresh {
+    Fresh { store: opened("sqlite::memory:").await, _folder: None }
+}
+
+pub(super) fn sqlite_url(folder: &Path) -> String {
+    format!("sqlite:{}", folder.join("onceward.db").display())
+}

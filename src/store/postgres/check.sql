@@ -1,0 +1,6 @@
+-- Whether the database takes writes, and forgets none that it has acknowledged.
+SELECT
+    pg_is_in_recovery() OR current_setting('transaction_read_only')::boolean AS read_only,
+    current_setting('fsync') AS fsync,
+    current_setting('synchronous_commit') AS synchronous_commit,
+    current_setting('server_encoding') AS server_encoding

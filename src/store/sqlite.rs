@@ -1,0 +1,330 @@
+//! [`Sqlite`]: the embedded store, in a file or in memory.
+//!
+//! One connection does everything, in turn: a file has one writer at a time anyway, and memory belongs to its connection.
+//! Each batch is one transaction that takes the write lock first; the clock, this process's, is read under it. WAL with
+//! synchronous=FULL: a commit is on the disk before it is answered.
+
+use std::{fmt, path::PathBuf, str::FromStr, time::Duration};
+
+use async_trait::async_trait;
+use sqlx::{
+    ConnectOptions, Connection, Row, SqlSafeStr, SqliteConnection,
+    migrate::{Migration, MigrationType, Migrator},
+    query::Query,
+    sqlite::{SqliteArguments, SqliteConnectOptions, SqliteJournalMode, SqliteSynchronous},
+};
+
+use super::{
+    Loaded, OpenError, OpenOptions, Purged, Store, StoreError,
+    connections::{Connections, Fault, Urgency},
+    metadata, row,
+};
+use crate::{
+    record::{Key, Record, Timestamp, micros},
+    write::{Action, Condition, Stamp, Write},
+};
+
+/// The migrations, oldest first. Append only: databases remember what they have run.
+const MIGRATIONS: [(i64, &str, &str); 1] = [(1, "record", include_str!("../../migrations/sqlite/0001_record.sql"))];
+/// A name of our own, alike in every store.
+const MIGRATION_TABLE: &str = "onceward_migration";
+
+/// How long to wait for another process that writes to the same file.
+const BUSY_TIMEOUT: Duration = Duration::from_secs(1);
+/// Disks stall. Longer than that, and the file is opened anew.
+const WORK_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Records in an SQLite database.
+pub struct Sqlite {
+    connection: Connections<SqliteConnection>,
+    /// Memory dies with its connection, so that one is never thrown away.
+    in_memory: bool,
+}
+
+impl Sqlite {
+    /// Opens the file, or makes it.
+    ///
+    /// # Cancel safety
+    ///
+    /// See [`open`](super::open).
+    pub async fn open(url: &Url, options: &OpenOptions) -> Result<Self, OpenError> {
+        let mut first = url.connect().await?;
+        if options.migrate {
+            url.migrate(&mut first).await?;
+        }
+        url.check_writable(&mut first).await?;
+        url.check_migrated(&mut first).await?;
+        let reopen = url.clone();
+        let open = Box::new(move || {
+            let url = reopen.clone();
+            Box::pin(async move { url.connect().await.map_err(|e| e.to_string()) }) as _
+        });
+        let timeout = if url.in_memory { Duration::MAX } else { WORK_TIMEOUT };
+        Ok(Self { connection: Connections::new(1, timeout, Some(first), open), in_memory: url.in_memory })
+    }
+
+    /// Runs `work` in a transaction that holds the write lock, with the clock read under it.
+    async fn transaction<T, W>(&self, urgency: Urgency, work: W) -> Result<T, StoreError>
+    where
+        T: Send + 'static,
+        W: for<'c> FnOnce(&'c mut SqliteConnection, Timestamp) -> BoxedResult<'c, T> + Send + 'static,
+    {
+        let in_memory = self.in_memory;
+        self.connection
+            .run(urgency, move |connection| {
+                Box::pin(async move {
+                    let done: Result<T, sqlx::Error> = async {
+                        let mut transaction = connection.begin_with("BEGIN IMMEDIATE").await?;
+                        let answer = work(&mut transaction, Timestamp::of_this_process()).await?;
+                        transaction.commit().await?;
+                        Ok(answer)
+                    }
+                    .await;
+                    done.map_err(|error| fault(&error, in_memory))
+                })
+            })
+            .await
+    }
+}
+
+type BoxedResult<'c, T> = futures_util::future::BoxFuture<'c, Result<T, sqlx::Error>>;
+
+#[async_trait]
+impl Store for Sqlite {
+    async fn write(&self, writes: Vec<Write>) -> Vec<Result<Option<Stamp>, StoreError>> {
+        let count = writes.len();
+        let urgency = if writes.iter().all(Write::is_reservation) { Urgency::Reservation } else { Urgency::Completion };
+        let written = self
+            .transaction(urgency, move |connection, now| {
+                Box::pin(async move {
+                    let mut stamps = Vec::with_capacity(writes.len());
+                    for write in &writes {
+                        let row = statement(write, now).fetch_optional(&mut *connection).await?;
+                        stamps.push(row.map(|row| row::stamp::<sqlx::Sqlite>(&row)).transpose()?);
+                    }
+                    Ok(stamps)
+                })
+            })
+            .await;
+        match written {
+            Ok(stamps) => stamps.into_iter().map(Ok).collect(),
+            Err(error) => vec![Err(error); count],
+        }
+    }
+
+    async fn load(&self, keys: Vec<Key>) -> Result<Loaded, StoreError> {
+        let in_memory = self.in_memory;
+        self.connection
+            .run(Urgency::Completion, move |connection| {
+                Box::pin(async move {
+                    let now = Timestamp::of_this_process();
+                    let mut records = Vec::with_capacity(keys.len());
+                    for key in &keys {
+                        records.push(load(connection, key).await.map_err(|error| fault(&error, in_memory))?);
+                    }
+                    Ok(Loaded { now, records })
+                })
+            })
+            .await
+    }
+
+    async fn purge(&self, grace: Duration, limit: u32) -> Result<Purged, StoreError> {
+        self.transaction(Urgency::Completion, move |connection, now| {
+            Box::pin(async move {
+                let edge = now.0.saturating_sub(micros(grace));
+                let deleted = sqlx::query(include_str!("sqlite/purge.sql"))
+                    .bind(edge)
+                    .bind(limit)
+                    .execute(&mut *connection)
+                    .await?
+                    .rows_affected();
+                let postponed = sqlx::query(include_str!("sqlite/postpone.sql"))
+                    .bind(edge)
+                    .bind(limit)
+                    .bind(now.0)
+                    .execute(connection)
+                    .await?
+                    .rows_affected();
+                Ok(Purged { deleted, postponed })
+            })
+        })
+        .await
+    }
+
+    async fn check(&self) -> Result<(), StoreError> {
+        // The write lock is what a read-only file refuses.
+        self.transaction(Urgency::Completion, |_, _| Box::pin(async { Ok(()) })).await
+    }
+
+    async fn close(&self) {
+        self.connection.close().await;
+    }
+}
+
+async fn load(connection: &mut SqliteConnection, key: &Key) -> Result<Result<Option<Record>, StoreError>, sqlx::Error> {
+    let row = sqlx::query(include_str!("sqlite/load.sql")).bind(key.id()).fetch_optional(connection).await?;
+    match row {
+        Some(row) => Ok(row::record::<sqlx::Sqlite>(&row, key)?.map(Some)),
+        None => Ok(Ok(None)),
+    }
+}
+
+fn fault(error: &sqlx::Error, in_memory: bool) -> Fault {
+    let code = error.as_database_error().and_then(|error| error.code());
+    // The primary result code is the low byte of the extended one.
+    match code.and_then(|code| code.parse::<i32>().ok()).map(|code| code & 0xff) {
+        // SQLITE_BUSY, SQLITE_LOCKED
+        Some(5 | 6) => Fault::Answer(StoreError::Locked),
+        _ if in_memory => Fault::Answer(StoreError::Unavailable),
+        _ => Fault::Broken(error.to_string()),
+    }
+}
+
+fn statement(write: &Write, now: Timestamp) -> Query<'_, sqlx::Sqlite, SqliteArguments> {
+    let key = |sql| {
+        sqlx::query(sql)
+            .bind(now.0)
+            .bind(write.key.id())
+            .bind(write.key.namespace())
+            .bind(write.key.subject())
+            .bind(write.key.value())
+    };
+    let change = |sql, condition: &Condition| {
+        key(sql).bind(condition.holder().map(|token| token.as_str().to_owned())).bind(condition.seen())
+    };
+    match &write.action {
+        Action::Insert(reservation) => key(include_str!("sqlite/insert.sql"))
+            .bind(reservation.token.as_str())
+            .bind(reservation.on_expiry.code())
+            .bind(reservation.owner.as_ref().map(|owner| owner.as_str()))
+            .bind(reservation.fingerprint.as_ref().map(|fingerprint| fingerprint.as_str()))
+            .bind(reservation.origin.as_ref().map(|origin| origin.as_str()))
+            .bind(micros(reservation.lock_ttl))
+            .bind(micros(reservation.retention)),
+        Action::Reserve(condition, renewed) => change(include_str!("sqlite/reserve.sql"), condition)
+            .bind(renewed.reservation.token.as_str())
+            .bind(renewed.reservation.on_expiry.code())
+            .bind(renewed.reservation.owner.as_ref().map(|owner| owner.as_str()))
+            .bind(renewed.reservation.fingerprint.as_ref().map(|fingerprint| fingerprint.as_str()))
+            .bind(renewed.reservation.origin.as_ref().map(|origin| origin.as_str()))
+            .bind(micros(renewed.reservation.lock_ttl))
+            .bind(micros(renewed.reservation.retention))
+            .bind(renewed.attempt)
+            .bind(renewed.earlier_tokens.as_bytes()),
+        Action::Extend(condition, extension) => change(include_str!("sqlite/extend.sql"), condition)
+            .bind(extension.lock_ttl.map(micros))
+            .bind(extension.on_expiry.code())
+            .bind(extension.checkpoint.as_ref().map(|checkpoint| checkpoint.bytes.as_ref()))
+            .bind(extension.checkpoint.as_ref().and_then(|checkpoint| checkpoint.sequence)),
+        Action::Finish(condition, finish) => change(include_str!("sqlite/finish.sql"), condition)
+            .bind(finish.status.code())
+            .bind(finish.resolved)
+            .bind(finish.retention.map(micros))
+            .bind(finish.checkpoint.as_deref())
+            .bind(finish.outcome.as_ref().map(|outcome| outcome.code))
+            .bind(finish.outcome.as_ref().and_then(|outcome| metadata::encode(&outcome.metadata)))
+            .bind(finish.outcome.as_ref().map(|outcome| outcome.body.as_ref())),
+    }
+}
+
+/// Brings the tables of a file up to date.
+///
+/// # Cancel safety
+///
+/// See [`migrate`](super::migrate).
+pub async fn migrate(url: &Url) -> Result<(), OpenError> {
+    let mut connection = url.connect().await?;
+    let result = url.migrate(&mut connection).await;
+    let _ = connection.close().await;
+    result
+}
+
+fn migrator() -> Migrator {
+    let migrations = MIGRATIONS.map(|(version, name, sql)| {
+        Migration::new(version, name.into(), MigrationType::Simple, sql.into_sql_str(), false)
+    });
+    let mut migrator = Migrator::with_migrations(migrations.into());
+    migrator.dangerous_set_table_name(MIGRATION_TABLE);
+    // A newer program may have migrated further.
+    migrator.set_ignore_missing(true);
+    migrator
+}
+
+/// Names an SQLite database.
+#[derive(Clone)]
+pub struct Url {
+    options: SqliteConnectOptions,
+    in_memory: bool,
+}
+
+impl Url {
+    pub(super) fn parse(text: &str) -> Result<Self, OpenError> {
+        let options = SqliteConnectOptions::from_str(text)
+            .map_err(|_| OpenError::Url("expected `sqlite:path` or `sqlite::memory:`".into()))?;
+        let in_memory = text.contains(":memory:") || text.contains("mode=memory");
+        let mut options = options
+            .synchronous(SqliteSynchronous::Full)
+            .busy_timeout(BUSY_TIMEOUT)
+            .optimize_on_close(false, None)
+            .disable_statement_logging();
+        if !in_memory {
+            options = options.create_if_missing(true).journal_mode(SqliteJournalMode::Wal);
+        }
+        Ok(Self { options, in_memory })
+    }
+
+    /// Where the file lies; `None` for memory.
+    pub fn path(&self) -> Option<PathBuf> {
+        let path = self.options.get_filename();
+        (!self.in_memory).then(|| std::path::absolute(path).unwrap_or_else(|_| path.into()))
+    }
+
+    async fn connect(&self) -> Result<SqliteConnection, OpenError> {
+        SqliteConnection::connect_with(&self.options).await.map_err(|error| self.refused(&error))
+    }
+
+    async fn migrate(&self, connection: &mut SqliteConnection) -> Result<(), OpenError> {
+        migrator().run(connection).await.map_err(|error| match &error {
+            sqlx::migrate::MigrateError::Execute(error) if is_read_only(error) => OpenError::ReadOnly(self.to_string()),
+            _ => OpenError::Migrate { database: self.to_string(), reason: error.to_string().replace('\n', " ") },
+        })
+    }
+
+    async fn check_writable(&self, connection: &mut SqliteConnection) -> Result<(), OpenError> {
+        let begun = connection.begin_with("BEGIN IMMEDIATE").await;
+        begun.map(drop).map_err(|error| self.refused(&error))
+    }
+
+    async fn check_migrated(&self, connection: &mut SqliteConnection) -> Result<(), OpenError> {
+        let not_migrated = || OpenError::NotMigrated(self.to_string());
+        let applied = sqlx::query("SELECT version FROM onceward_migration WHERE success")
+            .fetch_all(connection)
+            .await
+            .map_err(|_| not_migrated())?;
+        let applied: Vec<i64> = applied.iter().filter_map(|row| row.try_get("version").ok()).collect();
+        let complete = MIGRATIONS.iter().all(|(version, ..)| applied.contains(version));
+        complete.then_some(()).ok_or_else(not_migrated)
+    }
+
+    fn refused(&self, error: &sqlx::Error) -> OpenError {
+        if is_read_only(error) {
+            return OpenError::ReadOnly(self.to_string());
+        }
+        OpenError::Connect { database: self.to_string(), reason: error.to_string().replace('\n', " ") }
+    }
+}
+
+impl fmt::Display for Url {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.path() {
+            Some(path) => write!(f, "sqlite:{}", path.display()),
+            None => f.write_str("sqlite::memory:"),
+        }
+    }
+}
+
+fn is_read_only(error: &sqlx::Error) -> bool {
+    let code = error.as_database_error().and_then(|error| error.code());
+    // SQLITE_READONLY is the low byte of the extended codes of its kind.
+    code.and_then(|code| code.parse::<i32>().ok()).is_some_and(|code| code & 0xff == 8)
+}

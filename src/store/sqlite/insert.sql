@@ -1,0 +1,56 @@
+-- A new record, if the key has none. ?1 is the clock.
+INSERT INTO onceward_record (
+    id,
+    namespace,
+    subject,
+    value,
+    token,
+    earlier_tokens,
+    fence,
+    version,
+    attempt,
+    status,
+    resolved,
+    on_expiry,
+    owner,
+    fingerprint,
+    origin,
+    lock_ttl,
+    retention,
+    created_at,
+    locked_until,
+    expires_at,
+    purge_after
+)
+VALUES (
+    ?2,
+    ?3,
+    ?4,
+    ?5,
+    ?6,
+    x'',
+    ?1,
+    ?1,
+    1,
+    1,
+    0,
+    ?7,
+    ?8,
+    ?9,
+    ?10,
+    ?11,
+    ?12,
+    ?1,
+    ?1 + ?11,
+    CASE WHEN ?7 = 1 THEN ?1 + ?11 + ?12 END,
+    ?1 + ?11 + ?12
+)
+ON CONFLICT (id) DO NOTHING
+RETURNING
+    id,
+    created_at AS now,
+    fence,
+    version,
+    lock_ttl,
+    locked_until,
+    expires_at
