@@ -33,6 +33,9 @@ use crate::{
 
 /// How many calls one connection may have under way; those that wait count too, and must not keep a Complete out.
 const STREAMS_MAX: u32 = 8192;
+/// How much one connection may have sent that no call has read yet. HTTP/2 servers end a connection for too many small
+/// frames that wait, and our library allows one for each 512 bytes of this: here, one for each call.
+const CONNECTION_WINDOW_BYTES: u32 = STREAMS_MAX * 512;
 /// How often a silent peer is asked whether it is still there.
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(20);
 /// How long its answer may take.
@@ -185,6 +188,7 @@ impl Running {
         let service = Service::new(Engine::new(server.store.clone(), server.waiters.clone()), options.limits);
         let calls = Server::builder()
             .max_concurrent_streams(STREAMS_MAX)
+            .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
             .http2_keepalive_interval(Some(KEEPALIVE_INTERVAL))
             .http2_keepalive_timeout(Some(KEEPALIVE_TIMEOUT))
             .add_service(Calls::new(IdempotencyServiceServer::new(service), server.gate.clone()))
