@@ -20,7 +20,13 @@ const DURATION_MAX: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
 
 /// Onceward makes any operation safe to retry.
 #[derive(Parser, Debug)]
-#[command(name = "onceward", version, args_conflicts_with_subcommands = true, max_term_width = 100)]
+#[command(
+    name = "onceward",
+    version,
+    args_conflicts_with_subcommands = true,
+    args_override_self = true,
+    max_term_width = 100
+)]
 pub struct Command {
     /// What to do; serve if nothing is said.
     #[command(subcommand)]

@@ -58,9 +58,6 @@ impl Listeners {
     ///
     /// Dropped, nothing listens.
     pub async fn bind(calls: SocketAddr, admin: SocketAddr) -> Result<Self, ServeError> {
-        let bind = async |address: SocketAddr| {
-            TcpListener::bind(address).await.map_err(|reason| ServeError::Bind { address, reason })
-        };
         Ok(Self { calls: bind(calls).await?, admin: bind(admin).await? })
     }
 }
@@ -242,6 +239,10 @@ impl Running {
         }
         info!("stopped");
     }
+}
+
+async fn bind(address: SocketAddr) -> Result<TcpListener, ServeError> {
+    TcpListener::bind(address).await.map_err(|reason| ServeError::Bind { address, reason })
 }
 
 /// Server reflection, which answers from the descriptors of everything that is served.

@@ -8,6 +8,7 @@ mod connections;
 #[cfg(test)]
 mod contract;
 mod metadata;
+mod migrations;
 pub mod postgres;
 mod row;
 pub mod sqlite;

@@ -13,16 +13,13 @@ use std::{collections::HashMap, fmt, str::FromStr, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use futures_util::future::BoxFuture;
-use sqlx::{
-    ConnectOptions, Connection, PgConnection, Row, SqlSafeStr,
-    migrate::{Migration, MigrationType, Migrator},
-    postgres::PgConnectOptions,
-};
+use sqlx::{ConnectOptions, Connection, PgConnection, Row, postgres::PgConnectOptions};
 
 use self::batch::{Batch, Kind};
 use super::{
     Loaded, OpenError, OpenOptions, Purged, Store, StoreError,
     connections::{Connections, Fault, Urgency},
+    migrations::{self, Step},
     row,
 };
 use crate::{
@@ -30,10 +27,9 @@ use crate::{
     write::{Stamp, Write},
 };
 
-/// The migrations, oldest first. Append only: databases remember what they have run.
-const MIGRATIONS: [(i64, &str, &str); 1] = [(1, "record", include_str!("../../migrations/postgres/0001_record.sql"))];
-/// A name of our own, so that the table of another program in the same database is left alone.
-const MIGRATION_TABLE: &str = "onceward_migration";
+/// The migrations, oldest first.
+const MIGRATIONS: [Step; 1] =
+    [Step { version: 1, name: "record", sql: include_str!("../../migrations/postgres/0001_record.sql") }];
 
 /// A little longer than the database itself lets a statement run.
 const WORK_TIMEOUT: Duration = Duration::from_secs(8);
@@ -75,14 +71,14 @@ impl Postgres {
     }
 
     async fn check_migrated(url: &Url, mut connection: PgConnection) -> Result<(), OpenError> {
-        let applied = sqlx::query("SELECT version FROM onceward_migration WHERE success")
+        let applied = sqlx::query(migrations::APPLIED)
             .fetch_all(&mut connection)
             .await
             .and_then(|rows| rows.iter().map(|row| row.try_get::<i64, _>("version")).collect::<Result<Vec<_>, _>>());
         // The other end need not be told in good order.
         let _ = connection.close().await;
         match applied {
-            Ok(applied) if MIGRATIONS.iter().all(|(version, ..)| applied.contains(version)) => Ok(()),
+            Ok(applied) if migrations::are_complete(&MIGRATIONS, &applied) => Ok(()),
             Ok(_) => Err(OpenError::NotMigrated(url.to_string())),
             // undefined_table
             Err(error) if code(&error).as_deref() == Some("42P01") => Err(OpenError::NotMigrated(url.to_string())),
@@ -240,20 +236,9 @@ fn code(error: &sqlx::Error) -> Option<String> {
 /// See [`migrate`](super::migrate).
 pub async fn migrate(url: &Url) -> Result<(), OpenError> {
     let mut connection = PgConnection::connect_with(&url.0).await.map_err(|error| url.connect_error(&error))?;
-    let result = migrator().run(&mut connection).await;
+    let result = migrations::run(&MIGRATIONS, &mut connection).await;
     let _ = connection.close().await;
     result.map_err(|error| OpenError::Migrate { database: url.to_string(), reason: one_line(&error) })
-}
-
-fn migrator() -> Migrator {
-    let migrations = MIGRATIONS.map(|(version, name, sql)| {
-        Migration::new(version, name.into(), MigrationType::Simple, sql.into_sql_str(), false)
-    });
-    let mut migrator = Migrator::with_migrations(migrations.into());
-    migrator.dangerous_set_table_name(MIGRATION_TABLE);
-    // A newer program may have migrated further: the older one goes on serving during a rollout.
-    migrator.set_ignore_missing(true);
-    migrator
 }
 
 /// Names a Postgres. Shown without credentials.

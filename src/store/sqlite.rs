@@ -8,8 +8,7 @@ use std::{fmt, path::PathBuf, str::FromStr, time::Duration};
 
 use async_trait::async_trait;
 use sqlx::{
-    ConnectOptions, Connection, Row, SqlSafeStr, SqliteConnection,
-    migrate::{Migration, MigrationType, Migrator},
+    ConnectOptions, Connection, Row, SqliteConnection,
     query::Query,
     sqlite::{SqliteArguments, SqliteConnectOptions, SqliteJournalMode, SqliteSynchronous},
 };
@@ -17,17 +16,18 @@ use sqlx::{
 use super::{
     Loaded, OpenError, OpenOptions, Purged, Store, StoreError,
     connections::{Connections, Fault, Urgency},
-    metadata, row,
+    metadata,
+    migrations::{self, Step},
+    row,
 };
 use crate::{
     record::{Key, Record, Timestamp, micros},
     write::{Action, Condition, Stamp, Write},
 };
 
-/// The migrations, oldest first. Append only: databases remember what they have run.
-const MIGRATIONS: [(i64, &str, &str); 1] = [(1, "record", include_str!("../../migrations/sqlite/0001_record.sql"))];
-/// A name of our own, alike in every store.
-const MIGRATION_TABLE: &str = "onceward_migration";
+/// The migrations, oldest first.
+const MIGRATIONS: [Step; 1] =
+    [Step { version: 1, name: "record", sql: include_str!("../../migrations/sqlite/0001_record.sql") }];
 
 /// How long to wait for another process that writes to the same file.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(1);
@@ -52,8 +52,8 @@ impl Sqlite {
         if options.migrate {
             url.migrate(&mut first).await?;
         }
-        url.check_writable(&mut first).await?;
         url.check_migrated(&mut first).await?;
+        url.check_writable(&mut first).await?;
         let reopen = url.clone();
         let open = Box::new(move || {
             let url = reopen.clone();
@@ -152,8 +152,10 @@ impl Store for Sqlite {
     }
 
     async fn check(&self) -> Result<(), StoreError> {
-        // The write lock is what a read-only file refuses.
-        self.transaction(Urgency::Completion, |_, _| Box::pin(async { Ok(()) })).await
+        self.transaction(Urgency::Completion, |connection, _| {
+            Box::pin(async move { sqlx::query(include_str!("sqlite/check.sql")).execute(connection).await.map(drop) })
+        })
+        .await
     }
 
     async fn close(&self) {
@@ -239,17 +241,6 @@ pub async fn migrate(url: &Url) -> Result<(), OpenError> {
     result
 }
 
-fn migrator() -> Migrator {
-    let migrations = MIGRATIONS.map(|(version, name, sql)| {
-        Migration::new(version, name.into(), MigrationType::Simple, sql.into_sql_str(), false)
-    });
-    let mut migrator = Migrator::with_migrations(migrations.into());
-    migrator.dangerous_set_table_name(MIGRATION_TABLE);
-    // A newer program may have migrated further.
-    migrator.set_ignore_missing(true);
-    migrator
-}
-
 /// Names an SQLite database.
 #[derive(Clone)]
 pub struct Url {
@@ -284,25 +275,22 @@ impl Url {
     }
 
     async fn migrate(&self, connection: &mut SqliteConnection) -> Result<(), OpenError> {
-        migrator().run(connection).await.map_err(|error| match &error {
+        migrations::run(&MIGRATIONS, connection).await.map_err(|error| match &error {
             sqlx::migrate::MigrateError::Execute(error) if is_read_only(error) => OpenError::ReadOnly(self.to_string()),
             _ => OpenError::Migrate { database: self.to_string(), reason: error.to_string().replace('\n', " ") },
         })
     }
 
     async fn check_writable(&self, connection: &mut SqliteConnection) -> Result<(), OpenError> {
-        let begun = connection.begin_with("BEGIN IMMEDIATE").await;
-        begun.map(drop).map_err(|error| self.refused(&error))
+        let checked = sqlx::query(include_str!("sqlite/check.sql")).execute(connection).await;
+        checked.map(drop).map_err(|error| self.refused(&error))
     }
 
     async fn check_migrated(&self, connection: &mut SqliteConnection) -> Result<(), OpenError> {
         let not_migrated = || OpenError::NotMigrated(self.to_string());
-        let applied = sqlx::query("SELECT version FROM onceward_migration WHERE success")
-            .fetch_all(connection)
-            .await
-            .map_err(|_| not_migrated())?;
+        let applied = sqlx::query(migrations::APPLIED).fetch_all(connection).await.map_err(|_| not_migrated())?;
         let applied: Vec<i64> = applied.iter().filter_map(|row| row.try_get("version").ok()).collect();
-        let complete = MIGRATIONS.iter().all(|(version, ..)| applied.contains(version));
+        let complete = migrations::are_complete(&MIGRATIONS, &applied);
         complete.then_some(()).ok_or_else(not_migrated)
     }
 

@@ -1,1 +1,161 @@
+//! The end of a server: who is answered, who is refused, and how long it takes.
 
+use std::time::Duration;
+
+use onceward::proto::reserve_response::Outcome;
+use sqlx::{Connection, PgConnection};
+use tokio::{io::AsyncReadExt, net::TcpStream};
+use tonic::Code;
+use tonic_health::pb::{HealthCheckRequest, health_check_response::ServingStatus, health_client::HealthClient};
+
+use crate::support::*;
+
+async fn health(channel: tonic::transport::Channel) -> ServingStatus {
+    let request = HealthCheckRequest { service: "onceward.v1.IdempotencyService".into() };
+    HealthClient::new(channel).check(request).await.unwrap().into_inner().status()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn during_the_delay_calls_are_served_and_health_says_no() {
+    let database = Backend::Sqlite.database().await;
+    let mut server = Server::start(&database.url, &["--drain-delay", "1s"]).await;
+    let (client, channel) = (server.client().await, server.channel().await);
+    assert_eq!(health(channel.clone()).await, ServingStatus::Serving);
+    assert_eq!(server.get("/readyz").await.0, 200);
+    server.stop();
+    eventually("not serving", async || health(channel.clone()).await == ServingStatus::NotServing).await;
+    assert_eq!(server.get("/readyz").await.0, 503);
+    assert_eq!(server.get("/healthz").await.0, 200);
+    client.acquire(reserve(&fresh_key(), "a")).await;
+    server.client().await.acquire(reserve(&fresh_key(), "a")).await;
+    server.stopped().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn after_the_delay_new_calls_are_refused_and_waiters_are_answered() {
+    let database = Backend::Postgres.database().await;
+    let mut server = Server::start(&database.url, &["--drain-timeout", "10s"]).await;
+    let client = server.client().await;
+    let key = fresh_key();
+    client.acquire(reserve(&key, "a")).await;
+    let waiter = {
+        let (client, key) = (client.clone(), key.clone());
+        tokio::spawn(async move { client.reserve(waiting(reserve(&key, "b"), 30 * SECOND)).await })
+    };
+    // A call that takes longer than the drain's first steps: somebody holds the row.
+    let mut holder = PgConnection::connect(&database.url).await.unwrap();
+    let lock = lock_record(&mut holder, &key).await;
+    let in_flight = {
+        let (client, key) = (client.clone(), key.clone());
+        tokio::spawn(async move { client.complete(&key, "a", b"r").await })
+    };
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    server.stop();
+    assert!(matches!(waiter.await.unwrap().unwrap(), Outcome::InProgress(_)), "waiters are answered");
+    lock.rollback().await.unwrap();
+    match in_flight.await.unwrap() {
+        Ok(_) => {}
+        status => drop(refused(status, Code::Unavailable, "STORE_UNAVAILABLE")),
+    }
+    let (stopped, took) = timed(server.stopped()).await;
+    stopped.unwrap();
+    assert!(took < 5 * SECOND, "nothing is left to wait for: {took:?}");
+    assert!(client.lookup(&key).await.is_err());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn new_calls_on_an_old_connection_are_told_to_come_back() {
+    let database = Backend::Postgres.database().await;
+    let mut server = Server::start(&database.url, &["--database-pool-size", "1", "--drain-timeout", "20s"]).await;
+    let client = server.client().await;
+    let mut holder = PgConnection::connect(&database.url).await.unwrap();
+    let table = lock_table(&mut holder).await;
+    // Calls in flight keep the connection open while the server drains.
+    let in_flight: Vec<_> = (0..20)
+        .map(|_| {
+            let client = client.clone();
+            tokio::spawn(async move { client.reserve(reserve(&fresh_key(), "a")).await })
+        })
+        .collect();
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    server.stop();
+    let key = fresh_key();
+    let refused_ = async || match client.reserve(reserve(&key, "a")).await {
+        Err(status) if status.message().contains("shutting down") => {
+            refused::<Outcome>(Err(status), Code::Unavailable, "STORE_UNAVAILABLE");
+            true
+        }
+        _ => false,
+    };
+    eventually("refused", refused_).await;
+    for call in in_flight {
+        refused(call.await.unwrap(), Code::Unavailable, "STORE_UNAVAILABLE");
+    }
+    table.rollback().await.unwrap();
+    server.stopped().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn sigterm_ends_the_program_in_time_with_a_silent_connection_open() {
+    for backend in [Backend::Sqlite, Backend::Postgres] {
+        let database = backend.database().await;
+        let mut program = Program::serve(&["--database-url", &database.url, "--drain-timeout", "5s"]).await;
+        let client = program.client().await;
+        client.acquire(reserve(&fresh_key(), "a")).await;
+        let mut silent =
+            [TcpStream::connect(&program.address).await.unwrap(), TcpStream::connect(&program.admin).await.unwrap()];
+        program.signal("TERM");
+        let (status, took) = timed(program.child.wait()).await;
+        assert_eq!(status.unwrap().code(), Some(0));
+        assert!(took < 5 * SECOND, "{took:?}");
+        for stream in &mut silent {
+            let _ = stream.read(&mut [0; 64]).await;
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_left_at_the_drain_timeout_is_cut() {
+    let database = Backend::Postgres.database().await;
+    let flags = ["--database-url", &database.url, "--database-pool-size", "1", "--drain-timeout", "1s"];
+    let mut program = Program::serve(&flags).await;
+    let client = program.client().await;
+    client.acquire(reserve(&fresh_key(), "warm up")).await;
+    let mut holder = PgConnection::connect(&database.url).await.unwrap();
+    let _table = lock_table(&mut holder).await;
+    // Ten seconds' worth of lock timeouts.
+    let calls: Vec<_> = (0..100)
+        .map(|_| {
+            let client = client.clone();
+            tokio::spawn(async move { client.reserve(reserve(&fresh_key(), "a")).await })
+        })
+        .collect();
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    program.signal("TERM");
+    let (status, took) = timed(program.child.wait()).await;
+    assert_eq!(status.unwrap().code(), Some(0));
+    assert!(took < 3 * SECOND, "{took:?}");
+    for call in calls {
+        assert!(call.await.unwrap().is_err(), "none is told of an outcome it did not have");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stopped_database_does_not_keep_the_program_from_ending() {
+    let postgres = onceward_testing::Postgres::start(&[]).unwrap();
+    let url = postgres.url("postgres");
+    let mut program =
+        Program::serve(&["--database-url", &url, "--migrate", "--drain-delay", "1s", "--drain-timeout", "5s"]).await;
+    let channel = tonic::transport::Channel::from_shared(format!("http://{}", program.address)).unwrap();
+    let channel = channel.connect().await.unwrap();
+    assert_eq!(health(channel.clone()).await, ServingStatus::Serving);
+    postgres.stop().unwrap();
+    eventually("not serving", async || health(channel.clone()).await == ServingStatus::NotServing).await;
+    program.signal("TERM");
+    let (answer, took) = timed(health(channel.clone())).await;
+    assert_eq!(answer, ServingStatus::NotServing);
+    assert!(took < SECOND, "a probe asks no database: {took:?}");
+    let (status, took) = timed(program.child.wait()).await;
+    assert_eq!(status.unwrap().code(), Some(0));
+    assert!(took < 5 * SECOND, "{took:?}");
+}

@@ -1,1 +1,166 @@
+//! The program itself: what it says when it cannot start, and its verbs.
 
+use std::{net::TcpListener, os::unix::fs::PermissionsExt};
+
+use sqlx::{Connection, PgConnection};
+
+use crate::support::*;
+
+/// Runs it to its end, which must be a failure with one line on the standard error; gives the line.
+async fn fails(arguments: &[&str]) -> String {
+    let run = Program::command(arguments).output();
+    let output = tokio::time::timeout(20 * SECOND, run).await.expect("it ends by itself").unwrap();
+    assert_ne!(output.status.code(), Some(0));
+    let errors = String::from_utf8(output.stderr).unwrap();
+    let lines: Vec<_> = errors.lines().filter(|line| !line.is_empty()).collect();
+    assert_eq!(lines.len(), 1, "{errors}");
+    lines[0].to_owned()
+}
+
+const PORTS: [&str; 4] = ["--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0"];
+
+async fn fails_to_serve(arguments: &[&str]) -> String {
+    fails(&[&PORTS, arguments].concat()).await
+}
+
+#[tokio::test]
+async fn an_unreachable_database_is_one_clear_line_without_the_password() {
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let url = format!("postgres://ann:secret@127.0.0.1:{port}/db");
+    for arguments in
+        [&["--database-url", &url][..], &["migrate", "--database-url", &url], &["sweep", "--database-url", &url]]
+    {
+        let arguments: Vec<_> = match arguments[0] {
+            "--database-url" => [&PORTS, arguments].concat(),
+            _ => arguments.into(),
+        };
+        let error = fails(&arguments).await;
+        assert!(error.contains("cannot connect to the database") && error.contains(&port.to_string()), "{error}");
+        assert!(!error.contains("secret"), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn a_bad_database_url_is_an_error() {
+    for url in ["mysql://host/db", "onceward.db", "postgres://ann:secret@host:port/db", ""] {
+        let output = Program::command(&[&PORTS[..], &["--database-url", url]].concat()).output().await.unwrap();
+        assert_eq!(output.status.code(), Some(2));
+        let errors = String::from_utf8(output.stderr).unwrap();
+        assert!(errors.contains("--database-url"), "{errors}");
+    }
+}
+
+#[tokio::test]
+async fn a_path_that_cannot_be_opened_is_one_clear_line() {
+    let error = fails_to_serve(&["--database-url", "sqlite:/nowhere/onceward.db"]).await;
+    assert!(error.contains("cannot connect to the database sqlite:/nowhere/onceward.db"), "{error}");
+}
+
+#[tokio::test]
+async fn a_taken_port_is_one_clear_line() {
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap().to_string();
+    for flag in ["--listen", "--admin-listen"] {
+        let other = if flag == "--listen" { "--admin-listen" } else { "--listen" };
+        let database = Backend::Sqlite.database().await;
+        let error = fails(&[flag, &address, other, "127.0.0.1:0", "--database-url", &database.url]).await;
+        assert!(error.contains(&format!("cannot listen on {address}")), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn listening_beyond_loopback_wants_a_word() {
+    let error = fails(&["--listen", "0.0.0.0:0", "--admin-listen", "127.0.0.1:0"]).await;
+    assert!(error.contains("--insecure"), "{error}");
+    let database = Backend::Sqlite.database().await;
+    Program::serve(&["--listen", "0.0.0.0:0", "--insecure", "--database-url", &database.url]).await;
+}
+
+#[tokio::test]
+async fn a_database_without_tables_is_refused_until_it_is_migrated() {
+    let url = onceward_testing::empty_database().await;
+    let error = fails_to_serve(&["--database-url", &url]).await;
+    assert!(error.contains("not migrated") && error.contains("onceward migrate"), "{error}");
+    let error = fails(&["sweep", "--database-url", &url]).await;
+    assert!(error.contains("not migrated"), "{error}");
+    for _ in 0..2 {
+        let output = Program::command(&["migrate", "--database-url", &url]).output().await.unwrap();
+        assert!(output.status.success());
+        let said = String::from_utf8(output.stdout).unwrap();
+        assert!(said.contains("is up to date") && said.contains("ALTER ROLE"), "{said}");
+    }
+    let program = Program::serve(&["--database-url", &url]).await;
+    program.client().await.acquire(reserve(&fresh_key(), "a")).await;
+    let file = tempfile::tempdir().unwrap();
+    let url = format!("sqlite:{}", file.path().join("onceward.db").display());
+    let error = fails_to_serve(&["--database-url", &url, "--migrate=false"]).await;
+    assert!(error.contains("not migrated"), "{error}");
+}
+
+#[tokio::test]
+async fn a_read_only_database_is_one_clear_line() {
+    let database = Backend::Postgres.database().await;
+    let read_only = format!("{}?options=-c%20default_transaction_read_only%3Don", database.url);
+    let error = fails_to_serve(&["--database-url", &read_only]).await;
+    assert!(error.contains("is read-only"), "{error}");
+    let database = Backend::Sqlite.database().await;
+    Program::serve(&["--database-url", &database.url]).await.child.kill().await.unwrap();
+    let error = fails_to_serve(&["--database-url", &format!("{}?mode=ro", database.url)]).await;
+    assert!(error.contains("is read-only"), "{error}");
+    let path = sqlite_path(&database);
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o444)).unwrap();
+    // Root writes whatever the permissions say.
+    if std::fs::OpenOptions::new().append(true).open(&path).is_err() {
+        let error = fails_to_serve(&["--database-url", &database.url]).await;
+        assert!(error.contains("is read-only"), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn a_database_that_may_forget_is_refused_unless_told() {
+    let database = Backend::Postgres.database().await;
+    let forgetful = format!("{}?options=-c%20synchronous_commit%3Doff", database.url);
+    let error = fails_to_serve(&["--database-url", &forgetful]).await;
+    assert!(error.contains("synchronous_commit is off") && error.contains("--allow-unsafe-durability"), "{error}");
+    Program::serve(&["--database-url", &forgetful, "--allow-unsafe-durability"]).await;
+    let postgres = onceward_testing::Postgres::start(&["fsync=off"]).unwrap();
+    let url = postgres.url("postgres");
+    let error = fails_to_serve(&["--database-url", &url, "--migrate"]).await;
+    assert!(error.contains("fsync is off"), "{error}");
+}
+
+#[tokio::test]
+async fn settings_on_the_role_are_checked() {
+    let database = Backend::Postgres.database().await;
+    let mut connection = PgConnection::connect(&database.url).await.unwrap();
+    let role = format!("role_{}", std::process::id());
+    let make = format!("CREATE ROLE {role} LOGIN SUPERUSER");
+    sqlx::raw_sql(sqlx::AssertSqlSafe(make)).execute(&mut connection).await.unwrap();
+    let url = database.url.replace("//postgres@", &format!("//{role}@"));
+    let flags = ["--database-url", &url, "--database-settings", "role"];
+    let error = fails_to_serve(&flags).await;
+    assert!(error.contains("unsuitable setting") && error.contains("onceward migrate"), "{error}");
+    let output = Program::command(&["migrate", "--database-url", &url]).output().await.unwrap();
+    let said = String::from_utf8(output.stdout).unwrap();
+    let statements: String = said.lines().filter(|line| line.starts_with("ALTER ROLE")).collect();
+    sqlx::raw_sql(sqlx::AssertSqlSafe(statements)).execute(&mut connection).await.unwrap();
+    let program = Program::serve(&flags).await;
+    program.client().await.acquire(reserve(&fresh_key(), "a")).await;
+}
+
+#[tokio::test]
+async fn the_environment_configures_too_and_secrets_are_not_shown() {
+    let database = Backend::Sqlite.database().await;
+    let help = Program::command(&["--help"]).env("ONCEWARD_DATABASE_URL", "postgres://ann:secret@h/d").output().await;
+    let help = String::from_utf8(help.unwrap().stdout).unwrap();
+    assert!(help.contains("ONCEWARD_LOCK_TTL_MAX") && !help.contains("secret"), "{help}");
+    let mut command = Program::command(&["serve"]);
+    command
+        .env("ONCEWARD_LISTEN", "127.0.0.1:0")
+        .env("ONCEWARD_ADMIN_LISTEN", "127.0.0.1:0")
+        .env("ONCEWARD_DATABASE_URL", &database.url)
+        .env("ONCEWARD_LOCK_TTL_DEFAULT", "48h");
+    let output = command.output().await.unwrap();
+    let errors = String::from_utf8(output.stderr).unwrap();
+    assert!(errors.contains("--lock-ttl-min, -default and -max must be in this order"), "{errors}");
+}

@@ -86,11 +86,7 @@ impl Server {
         let tests = ["onceward", "--database-url", url, "--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0"];
         let bounds = ["--lock-ttl-min", "1us", "--retention-min", "1us"];
         // The last of a flag counts.
-        let arguments: Vec<_> = tests
-            .into_iter()
-            .chain(bounds.into_iter().filter(|_| !flags.contains(&"--lock-ttl-min")))
-            .chain(flags.iter().copied())
-            .collect();
+        let arguments: Vec<_> = tests.into_iter().chain(bounds).chain(flags.iter().copied()).collect();
         let config = Command::try_parse_from(arguments).unwrap().serve;
         Self::with(&config, config.validate().unwrap()).await
     }
@@ -148,7 +144,8 @@ pub struct Program {
     pub child: Child,
     pub address: String,
     pub admin: String,
-    pub log: BufReader<ChildStderr>,
+    /// Kept open: the program goes on logging.
+    _log: BufReader<ChildStderr>,
 }
 
 impl Program {
@@ -176,7 +173,7 @@ impl Program {
             let after = line.split(&format!(" {name}=")).nth(1).unwrap();
             after.split_whitespace().next().unwrap().to_owned()
         };
-        Self { child, address: field("listen"), admin: field("admin_listen"), log }
+        Self { child, address: field("listen"), admin: field("admin_listen"), _log: log }
     }
 
     pub async fn client(&self) -> Client {
