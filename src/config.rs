@@ -66,7 +66,7 @@ pub struct Serve {
     #[command(flatten)]
     pub database: Database,
 
-    /// How many connections to a Postgres serve calls; three more probe, sweep and check. SQLite has one.
+    /// How many connections to a Postgres serve calls; two more sweep and probe. SQLite has one for everything.
     #[arg(long, env = "ONCEWARD_DATABASE_POOL_SIZE", value_name = "COUNT", default_value_t = 16,
           value_parser = clap::value_parser!(u16).range(1..=1000))]
     pub database_pool_size: u16,
