@@ -11,10 +11,10 @@ pub mod record;
 pub mod write;
 // The rules: what a call on a record means. The whole protocol.
 pub mod lifecycle;
-// Every metric name, and how the process logs.
-pub mod telemetry;
 // Where records live: the trait and its promises, Postgres, SQLite.
 pub mod store;
+// Every metric name, and how the process logs.
+pub mod telemetry;
 // Callers that wait for a key which somebody else holds.
 pub mod waiters;
 // The verbs: write, else load and decide, and write again.

@@ -3,8 +3,11 @@
 //! A case takes a store that is fresh, and uses nothing but the trait, so it holds for any store. Locks and retentions of
 //! no length at all stand for those that ran out: nothing here sleeps.
 
-mod cases;
+mod conditions;
+mod keeping;
+mod purging;
 mod randomized;
+mod vocabulary;
 
 use std::{path::Path, sync::Arc};
 
@@ -32,32 +35,32 @@ macro_rules! suite {
 }
 
 suite! {
-    cases::an_insert_takes_where_there_is_no_record,
-    cases::an_insert_never_replaces_a_record,
-    cases::of_64_inserts_exactly_one_takes,
-    cases::a_holders_write_takes_only_for_the_token_in_progress,
-    cases::a_seen_write_takes_only_on_the_version_that_was_loaded,
-    cases::of_64_takeovers_exactly_one_takes,
-    cases::a_takeover_and_a_completion_never_both_take,
-    cases::a_takeover_and_a_renewal_never_both_take,
-    cases::a_resolution_and_a_completion_never_both_take,
-    cases::replacements_of_an_expired_record_never_both_take,
-    cases::a_record_that_was_purged_and_inserted_again_is_not_the_one_that_was_loaded,
-    cases::an_insert_and_a_purge_leave_one_record_or_none,
-    cases::fences_grow_across_takeover_replacement_and_deletion,
-    cases::a_purge_deletes_only_what_expired_before_the_grace,
-    cases::a_purge_is_limited_and_goes_on_where_it_left_off,
-    cases::a_purge_never_deletes_what_was_renewed_or_reserved_anew,
-    cases::purges_at_once_delete_each_record_once,
-    cases::a_record_that_is_to_be_held_is_never_purged,
-    cases::writes_of_one_call_are_answered_in_order_and_apart,
-    cases::a_load_answers_in_order_and_knows_what_is_not_there,
-    cases::every_text_and_byte_comes_back_as_it_was_stored,
-    cases::keys_at_their_longest_are_stored,
-    cases::the_largest_result_is_stored,
-    cases::callers_that_leave_leave_nothing_half_done,
-    cases::a_store_that_is_closed_refuses,
-    cases::a_check_answers_while_every_connection_is_busy,
+    conditions::an_insert_takes_where_there_is_no_record,
+    conditions::an_insert_never_replaces_a_record,
+    conditions::of_64_inserts_exactly_one_takes,
+    conditions::a_holders_write_takes_only_for_the_token_in_progress,
+    conditions::a_seen_write_takes_only_on_the_version_that_was_loaded,
+    conditions::of_64_takeovers_exactly_one_takes,
+    conditions::a_takeover_and_a_completion_never_both_take,
+    conditions::a_takeover_and_a_renewal_never_both_take,
+    conditions::a_resolution_and_a_completion_never_both_take,
+    conditions::replacements_of_an_expired_record_never_both_take,
+    conditions::a_record_that_was_purged_and_inserted_again_is_not_the_one_that_was_loaded,
+    purging::an_insert_and_a_purge_leave_one_record_or_none,
+    conditions::fences_grow_across_takeover_replacement_and_deletion,
+    purging::a_purge_deletes_only_what_expired_before_the_grace,
+    purging::a_purge_is_limited_and_goes_on_where_it_left_off,
+    purging::a_purge_never_deletes_what_was_renewed_or_reserved_anew,
+    purging::purges_at_once_delete_each_record_once,
+    purging::a_record_that_is_to_be_held_is_never_purged,
+    keeping::writes_of_one_call_are_answered_in_order_and_apart,
+    keeping::a_load_answers_in_order_and_knows_what_is_not_there,
+    keeping::every_text_and_byte_comes_back_as_it_was_stored,
+    keeping::keys_at_their_longest_are_stored,
+    keeping::the_largest_result_is_stored,
+    keeping::callers_that_leave_leave_nothing_half_done,
+    keeping::a_store_that_is_closed_refuses,
+    keeping::a_check_answers_while_every_connection_is_busy,
     randomized::every_write_does_what_it_means,
 }
 

@@ -250,6 +250,8 @@ impl Url {
         // The reason may quote the URL with its password.
         let options = PgConnectOptions::from_str(text)
             .map_err(|_| OpenError::Url("expected `postgres://user:password@host:port/database`".into()))?;
+        // Poolers refuse startup parameters that they do not know, and we read no floats.
+        let options = options.extra_float_digits(None);
         Ok(Self(options.application_name("onceward").disable_statement_logging()))
     }
 }

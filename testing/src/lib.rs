@@ -161,6 +161,25 @@ pub async fn empty_database() -> String {
     format!("{}/{name}", server())
 }
 
+/// Text that nothing can compress, so that limits of index rows and of disk pages count in full.
+pub fn incompressible(length: usize) -> String {
+    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
+    std::iter::repeat_with(|| {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        match state % 64 {
+            n @ 0..26 => char::from(b'A' + n as u8),
+            n @ 26..52 => char::from(b'a' + (n - 26) as u8),
+            n @ 52..62 => char::from(b'0' + (n - 52) as u8),
+            62 => '.',
+            _ => '_',
+        }
+    })
+    .take(length)
+    .collect()
+}
+
 #[expect(clippy::expect_used, reason = "it serves tests only")]
 fn server() -> String {
     env::var(SERVER_VARIABLE).expect("no Postgres is named: run `make test`, which starts one")

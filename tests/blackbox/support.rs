@@ -30,6 +30,8 @@ use tokio::{
 use tonic::{Code, Request, Status, transport::Channel};
 use tonic_types::{ErrorDetails, StatusExt};
 
+pub use onceward_testing::incompressible;
+
 pub const MICROSECOND: Duration = Duration::from_micros(1);
 pub const SECOND: Duration = Duration::from_secs(1);
 
@@ -366,19 +368,6 @@ pub async fn timed<T>(future: impl Future<Output = T>) -> (T, Duration) {
     let began = Instant::now();
     let value = future.await;
     (value, began.elapsed())
-}
-
-/// Text that nothing can compress.
-pub fn incompressible(length: usize) -> String {
-    let mut state = 0x2545_f491_4f6c_dd1d_u64;
-    std::iter::repeat_with(|| {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        char::from(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._"[(state % 64) as usize])
-    })
-    .take(length)
-    .collect()
 }
 
 pub fn sqlite_path(database: &Database) -> PathBuf {

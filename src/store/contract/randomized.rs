@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use bytes::Bytes;
 use proptest::{prelude::*, strategy::ValueTree, test_runner::TestRunner};
 
-use super::cases::{key, reservation, token};
+use super::vocabulary::{key, reservation, token};
 use crate::{
     record::{EarlierTokens, Fingerprint, OnExpiry, Outcome, Owner, Record, Status},
     store::Store,
