@@ -3,14 +3,14 @@
 //! The doc of each field is its `--help`. Every flag is an environment variable too: `--lock-ttl-max` is
 //! `ONCEWARD_LOCK_TTL_MAX`.
 
-use std::{net::SocketAddr, time::Duration};
+use std::{fmt, net::SocketAddr, time::Duration};
 
-use clap::{ArgAction, Args, Parser, Subcommand};
+use clap::{ArgAction, Args, Parser, Subcommand, builder::FalseyValueParser};
 
 use crate::{
     grpc::{Bounds, Limits},
     server::ServeOptions,
-    store::{DatabaseUrl, OpenOptions, postgres::settings::Scope},
+    store::{DatabaseUrl, OpenError, OpenOptions, postgres::settings::Scope},
     sweeper::SweepOptions,
     waiters::WaiterLimits,
 };
@@ -59,14 +59,15 @@ pub struct Serve {
     pub admin_listen: SocketAddr,
 
     /// Listen beyond loopback although anybody there can then read and finish every key: there are no credentials yet.
-    #[arg(long, env = "ONCEWARD_INSECURE", action = ArgAction::SetTrue)]
+    #[arg(long, env = "ONCEWARD_INSECURE", action = ArgAction::SetTrue, value_parser = FalseyValueParser::new())]
     pub insecure: bool,
 
     /// Where records live, and how to reach it.
     #[command(flatten)]
     pub database: Database,
 
-    /// How many connections to a Postgres serve calls; two more sweep and probe. SQLite has one for everything.
+    /// How many connections to a Postgres serve calls; four more are for locked rows, sweeping and probing. SQLite has
+    /// three in all.
     #[arg(long, env = "ONCEWARD_DATABASE_POOL_SIZE", value_name = "COUNT", default_value_t = 16,
           value_parser = clap::value_parser!(u16).range(1..=1000))]
     pub database_pool_size: u16,
@@ -77,7 +78,7 @@ pub struct Serve {
     pub migrate: Option<bool>,
 
     /// Where the settings of a Postgres session are made: on each connection, or, behind a pooler in transaction mode, on
-    /// the role (`onceward migrate` prints how).
+    /// the role (`onceward migrate --database-settings role` prints how).
     #[arg(long, env = "ONCEWARD_DATABASE_SETTINGS", value_enum, default_value_t)]
     pub database_settings: Scope,
 
@@ -145,6 +146,10 @@ pub struct Migrate {
     /// Where records live, and how to reach it.
     #[command(flatten)]
     pub database: Database,
+
+    /// Where the settings of a Postgres session are to be made: with `role`, the statements for it are printed.
+    #[arg(long, env = "ONCEWARD_DATABASE_SETTINGS", value_enum, default_value_t)]
+    pub database_settings: Scope,
 }
 
 /// How to sweep by hand.
@@ -167,13 +172,42 @@ pub struct Sweep {
 #[derive(Args, Debug)]
 pub struct Database {
     /// Where records live: `postgres://user:password@host:port/database`, `sqlite:path` or `sqlite::memory:`.
-    #[arg(long, env = "ONCEWARD_DATABASE_URL", value_name = "URL", hide_env_values = true,
-          default_value = "sqlite:onceward.db", value_parser = database_url)]
-    pub database_url: DatabaseUrl,
+    #[arg(
+        long,
+        env = "ONCEWARD_DATABASE_URL",
+        value_name = "URL",
+        hide_env_values = true,
+        default_value = "sqlite:onceward.db"
+    )]
+    pub database_url: SecretText,
 
     /// Accept a Postgres with `fsync` or `synchronous_commit` off, which may forget what it has acknowledged.
-    #[arg(long, env = "ONCEWARD_ALLOW_UNSAFE_DURABILITY", action = ArgAction::SetTrue)]
+    #[arg(long, env = "ONCEWARD_ALLOW_UNSAFE_DURABILITY", action = ArgAction::SetTrue,
+          value_parser = FalseyValueParser::new())]
     pub allow_unsafe_durability: bool,
+}
+
+impl Database {
+    /// Reads the URL. It is read here and not by the command line, whose errors repeat what they refuse.
+    pub fn url(&self) -> Result<DatabaseUrl, OpenError> {
+        self.database_url.0.parse()
+    }
+}
+
+/// A text that is never shown.
+#[derive(Clone)]
+pub struct SecretText(String);
+
+impl From<&str> for SecretText {
+    fn from(text: &str) -> Self {
+        Self(text.into())
+    }
+}
+
+impl fmt::Debug for SecretText {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("SecretText(…)")
+    }
 }
 
 /// Why a configuration is refused.
@@ -191,10 +225,18 @@ pub enum ConfigError {
         address: SocketAddr,
     },
     /// A minimum, default and maximum are out of order.
-    #[error("{flag}-min, -default and -max must be in this order, and more than zero")]
+    #[error(
+        "{flag}-min, -default and -max must be in this order and more than zero, not {min:?}, {default:?} and {max:?}"
+    )]
     Bounds {
         /// What the three flags start with.
         flag: &'static str,
+        /// The minimum.
+        min: Duration,
+        /// The default.
+        default: Duration,
+        /// The maximum.
+        max: Duration,
     },
     /// An interval that never passes, or passes all the time.
     #[error("{0} must be more than zero")]
@@ -230,11 +272,11 @@ impl Serve {
         })
     }
 
-    /// How to open the store.
-    pub fn open_options(&self) -> OpenOptions {
+    /// How to open the store at `url`.
+    pub fn open_options(&self, url: &DatabaseUrl) -> OpenOptions {
         OpenOptions {
             connections: self.database_pool_size.into(),
-            migrate: self.migrate.unwrap_or(self.database.database_url.is_embedded()),
+            migrate: self.migrate.unwrap_or(url.is_embedded()),
             allow_unsafe_durability: self.database.allow_unsafe_durability,
             settings: self.database_settings,
         }
@@ -255,7 +297,7 @@ impl Sweep {
 
 fn bounds(flag: &'static str, min: Duration, default: Duration, max: Duration) -> Result<Bounds, ConfigError> {
     if min.is_zero() || min > default || default > max {
-        return Err(ConfigError::Bounds { flag });
+        return Err(ConfigError::Bounds { flag, min, default, max });
     }
     Ok(Bounds { min, default, max })
 }
@@ -267,10 +309,6 @@ fn duration(text: &str) -> Result<Duration, String> {
         return Err("it must be at most ten years".into());
     }
     Ok(duration)
-}
-
-fn database_url(text: &str) -> Result<DatabaseUrl, String> {
-    text.parse().map_err(|error: crate::store::OpenError| error.to_string())
 }
 
 #[cfg(test)]
@@ -298,8 +336,8 @@ mod tests {
 
     #[test]
     fn bounds_are_in_order() {
-        assert!(matches!(serve(&["--lock-ttl-min", "1m"]), Err(ConfigError::Bounds { flag: "--lock-ttl" })));
-        assert!(matches!(serve(&["--retention-max", "1h"]), Err(ConfigError::Bounds { flag: "--retention" })));
+        assert!(matches!(serve(&["--lock-ttl-min", "1m"]), Err(ConfigError::Bounds { flag: "--lock-ttl", .. })));
+        assert!(matches!(serve(&["--retention-max", "1h"]), Err(ConfigError::Bounds { flag: "--retention", .. })));
         assert!(matches!(serve(&["--lock-ttl-min", "0s"]), Err(ConfigError::Bounds { .. })));
         assert_eq!(serve(&["--sweep-interval", "0s"]).unwrap_err(), ConfigError::Zero("--sweep-interval"));
     }
@@ -327,7 +365,7 @@ mod tests {
     fn sqlite_migrates_by_itself_and_postgres_when_told() {
         let migrate = |arguments: &[&str]| {
             let command = Command::try_parse_from(["onceward"].iter().chain(arguments)).unwrap();
-            command.serve.open_options().migrate
+            command.serve.open_options(&command.serve.database.url().unwrap()).migrate
         };
         assert!(migrate(&[]));
         assert!(!migrate(&["--migrate=false"]));
@@ -336,9 +374,22 @@ mod tests {
     }
 
     #[test]
-    fn a_refused_database_url_is_not_repeated() {
-        let refused = database_url("postgres://user:secret@host:port/db").unwrap_err();
-        assert!(!refused.contains("secret"), "{refused}");
-        assert!(database_url("mysql://host/db").is_err());
+    fn a_database_url_is_never_shown() {
+        for url in ["postgres://user:secret@host:port/db", "mysql://user:secret@host", "postgres://user:secret@host/db"]
+        {
+            let command = Command::try_parse_from(["onceward", "--database-url", url]).unwrap();
+            let shown = format!("{command:?} {:?}", command.serve.database.url());
+            assert!(!shown.contains("secret"), "{shown}");
+        }
+    }
+
+    #[test]
+    fn an_sqlite_url_names_a_file_or_memory() {
+        let url = |text: &str| text.parse::<DatabaseUrl>();
+        assert!(url("sqlite:onceward.db").is_ok() && url("sqlite::memory:").is_ok());
+        // SQLite would take these for a file that is deleted at the end.
+        for refused in ["sqlite:", "sqlite://", "sqlite:?mode=rwc"] {
+            assert!(url(refused).is_err(), "{refused}");
+        }
     }
 }

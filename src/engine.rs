@@ -6,18 +6,23 @@
 
 use std::{sync::Arc, time::Duration};
 
-use tokio::time::{Instant, sleep_until};
+use tokio::{
+    sync::Semaphore,
+    time::{Instant, sleep_until},
+};
 
 use crate::{
     lifecycle::{self, Acquired, Refusal, Reserved, Step},
     record::{Key, Record, Timestamp, Token},
-    store::{Loaded, Store, StoreError},
+    store::{Loaded, Store, StoreError, Urgency},
     waiters::{Sighting, Waiters},
     write::{Action, Extension, Finish, Reservation, Stamp, Write},
 };
 
 /// How often a call goes round before it gives up for now. Each round lost means that another caller's write took.
 const ROUNDS_MAX: usize = 16;
+/// How long a caller that waits puts up with a store that does not answer.
+const OUTAGE_MAX: Duration = Duration::from_secs(2);
 
 /// Why a call has no outcome.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
@@ -58,6 +63,25 @@ pub struct RenewedAnswer {
 pub struct Engine {
     store: Arc<dyn Store>,
     waiters: Waiters,
+    turns: Arc<Turns>,
+}
+
+/// One turn at a time for the calls of a key in this process. Keys share turns, as many as there are.
+struct Turns(Vec<Semaphore>);
+
+impl Default for Turns {
+    fn default() -> Self {
+        Self((0..1024).map(|_| Semaphore::new(1)).collect())
+    }
+}
+
+impl Turns {
+    #[expect(clippy::indexing_slicing, reason = "a remainder is below its divisor")]
+    fn of(&self, key: &Key) -> &Semaphore {
+        // Ids are hashes: their last bytes spread well.
+        let place = key.id().as_u128() as usize % self.0.len();
+        &self.0[place]
+    }
 }
 
 /// How a call was settled.
@@ -72,7 +96,7 @@ enum Settled<A> {
 impl Engine {
     /// The verbs on `store`; `waiters` are those whom they wake.
     pub fn new(store: Arc<dyn Store>, waiters: Waiters) -> Self {
-        Self { store, waiters }
+        Self { store, waiters, turns: Arc::default() }
     }
 
     /// Reserves a key; if somebody else holds it, waits for at most `wait`.
@@ -89,7 +113,7 @@ impl Engine {
     pub async fn finish(&self, key: &Key, token: &Token, finish: &Finish) -> Result<FinishedAnswer, EngineError> {
         let first = lifecycle::finish_as_holder(key, token, finish);
         let rule = |record: Option<&Record>, now| lifecycle::finish(key, token, finish, record, now);
-        match self.settle(key, Some(first), None, rule).await? {
+        match self.settle(Urgency::Completion, key, Some(first), None, rule).await? {
             Settled::Answer(expires_at) => Ok(FinishedAnswer { expires_at, already: true }),
             Settled::Written { stamp, .. } => {
                 self.waiters.wake(key);
@@ -102,7 +126,7 @@ impl Engine {
     pub async fn renew(&self, key: &Key, token: &Token, extension: &Extension) -> Result<RenewedAnswer, EngineError> {
         let first = lifecycle::renew_as_holder(key, token, extension);
         let rule = |record: Option<&Record>, now| lifecycle::renew(key, token, extension, record, now);
-        match self.settle(key, Some(first), None, rule).await? {
+        match self.settle(Urgency::Completion, key, Some(first), None, rule).await? {
             Settled::Answer(never) => match never {},
             Settled::Written { stamp, .. } => {
                 let lock_ttl = extension.lock_ttl.unwrap_or(stamp.lock_ttl);
@@ -113,7 +137,7 @@ impl Engine {
 
     /// Shows a record, and the store's clock.
     pub async fn lookup(&self, key: &Key) -> Result<(Record, Timestamp), EngineError> {
-        let (record, now) = self.load(key).await?;
+        let (record, now) = self.load(Urgency::Reservation, key).await?;
         Ok((lifecycle::lookup(record.as_ref(), now)?.clone(), now))
     }
 
@@ -131,7 +155,7 @@ impl Engine {
                 Step::Write(write) => Step::Write(write),
             })
         };
-        match self.settle(key, None, None, rule).await? {
+        match self.settle(Urgency::Completion, key, None, None, rule).await? {
             Settled::Answer(answer) => Ok(answer),
             Settled::Written { write, seen, stamp } => {
                 self.waiters.wake(key);
@@ -150,7 +174,7 @@ impl Engine {
         seen: Option<Record>,
     ) -> Result<Reserved, EngineError> {
         let rule = |record: Option<&Record>, now| lifecycle::reserve(key, reservation, record, now);
-        Ok(match self.settle(key, Some(write), seen, rule).await? {
+        Ok(match self.settle(Urgency::Reservation, key, Some(write), seen, rule).await? {
             Settled::Answer(answer) => answer,
             Settled::Written { write, seen, stamp } => acquired(reservation, &write, seen, &stamp),
         })
@@ -168,14 +192,24 @@ impl Engine {
         let Some(mut waiter) = self.waiters.join(key) else {
             return Ok(last);
         };
+        let mut outage: Option<(Instant, StoreError)> = None;
         loop {
-            let Sighting { record, now } = tokio::select! {
-                sighting = waiter.next() => match sighting {
-                    Some(sighting) => sighting?,
-                    None => return Ok(last),
-                },
-                () = sleep_until(deadline) => return Ok(last),
+            let sighted = tokio::select! {
+                sighted = waiter.next() => sighted,
+                () = sleep_until(deadline) => None,
             };
+            let Sighting { record, now } = match (sighted, outage) {
+                (Some(Ok(sighting)), _) => sighting,
+                // A short outage is waited out; what was true before it may not be any more.
+                (Some(Err(_)), Some((since, error))) if since.elapsed() > OUTAGE_MAX => return Err(error.into()),
+                (Some(Err(error)), since) => {
+                    outage = since.or(Some((Instant::now(), error)));
+                    continue;
+                }
+                (None, Some((_, error))) => return Err(error.into()),
+                (None, None) => return Ok(last),
+            };
+            outage = None;
             let answer = match lifecycle::reserve(key, reservation, record.as_deref(), now)? {
                 Step::Answer(answer) => answer,
                 Step::Write(write) => match waiter.turn() {
@@ -192,23 +226,36 @@ impl Engine {
     }
 
     /// Writes, else loads and decides, until something takes; without a first write it begins with the load.
+    ///
+    /// Calls of one key that get in each other's way take turns from then on, so that many copies of one call, each of
+    /// which makes the others go round, all come to an end.
     async fn settle<A>(
         &self,
+        urgency: Urgency,
         key: &Key,
         mut write: Option<Write>,
         mut seen: Option<Record>,
         rule: impl Fn(Option<&Record>, Timestamp) -> Result<Step<A>, Refusal>,
     ) -> Result<Settled<A>, EngineError> {
+        let mut turn = None;
         for _ in 0..ROUNDS_MAX {
-            if let Some(write) = write
+            if let Some(write) = write.take()
                 && let Some(stamp) = self.write(&write).await?
             {
                 return Ok(Settled::Written { write, seen, stamp });
             }
-            let (record, now) = self.load(key).await?;
+            let (record, now) = self.load(urgency, key).await?;
             match rule(record.as_ref(), now)? {
                 Step::Answer(answer) => return Ok(Settled::Answer(answer)),
-                Step::Write(next) => (write, seen) = (Some(next), record),
+                Step::Write(next) => {
+                    turn = turn.or_else(|| self.turns.of(key).try_acquire().ok());
+                    if turn.is_some() {
+                        (write, seen) = (Some(next), record);
+                    } else {
+                        // What was loaded is old by the time that the turn comes.
+                        turn = self.turns.of(key).acquire().await.ok();
+                    }
+                }
             }
         }
         Err(StoreError::Unavailable.into())
@@ -219,8 +266,8 @@ impl Engine {
         results.pop().unwrap_or(Err(StoreError::Unavailable))
     }
 
-    async fn load(&self, key: &Key) -> Result<(Option<Record>, Timestamp), StoreError> {
-        let Loaded { now, mut records } = self.store.load(vec![key.clone()]).await?;
+    async fn load(&self, urgency: Urgency, key: &Key) -> Result<(Option<Record>, Timestamp), StoreError> {
+        let Loaded { now, mut records } = self.store.load(vec![key.clone()], urgency).await?;
         Ok((records.pop().unwrap_or(Err(StoreError::Unavailable))?, now))
     }
 }

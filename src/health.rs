@@ -43,7 +43,10 @@ pub async fn follow(
             } => up,
         };
         telemetry::store_up(up);
-        report(&reporter, &ready, up).await;
+        // Those who watch are told of changes only.
+        if up != *ready.borrow() {
+            report(&reporter, &ready, up).await;
+        }
     }
     report(&reporter, &ready, false).await;
 }

@@ -6,11 +6,14 @@ use clap::Parser;
 use onceward::{
     config::{Command, Migrate, Serve, Sweep, Verb},
     server::{self, Listeners},
-    store::{self, DatabaseUrl, postgres::settings},
+    store::{
+        self, DatabaseUrl,
+        postgres::settings::{self, Scope},
+    },
     sweeper, telemetry,
 };
 use tokio::signal::unix::{SignalKind, signal};
-use tracing::info;
+use tracing::{info, warn};
 
 type Failure = Box<dyn std::error::Error>;
 
@@ -35,40 +38,72 @@ async fn main() -> ExitCode {
 
 async fn serve(config: &Serve) -> Result<(), Failure> {
     let options = config.validate()?;
-    let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+    let url = config.database.url()?;
+    let mut stop = stop_signals()?;
+    let open_options = config.open_options(&url);
+    let store = tokio::select! {
+        store = store::open(&url, &open_options) => store?,
+        () = stop.next() => return Ok(()),
+    };
     let listeners = Listeners::bind(config.listen, config.admin_listen).await?;
-    let store = store::open(&config.database.database_url, &config.open_options()).await?;
     info!(
-        database = %config.database.database_url,
+        database = %url,
         listen = %listeners.calls.local_addr()?,
         admin_listen = %listeners.admin.local_addr()?,
         "serving"
     );
-    let shutdown = async move {
-        tokio::select! {
-            _ = terminate.recv() => {}
-            _ = interrupt.recv() => {}
-        }
+    let (drain, draining) = tokio::sync::oneshot::channel::<()>();
+    let server = server::run(listeners, store, options, async {
+        // Also when the other end is gone.
+        let _ = draining.await;
+    });
+    let signals = async {
+        stop.next().await;
+        let _ = drain.send(());
+        stop.next().await;
     };
-    Ok(server::run(listeners, store, options, shutdown).await?)
+    tokio::select! {
+        served = server => Ok(served?),
+        () = signals => {
+            warn!("stopped at once by a second signal");
+            Ok(())
+        }
+    }
 }
 
 async fn migrate(config: &Migrate) -> Result<(), Failure> {
-    let url = &config.database.database_url;
-    store::migrate(url).await?;
-    println!("{url} is up to date");
-    if let DatabaseUrl::Postgres(url) = url {
-        let role = settings::role(url);
-        println!("\nBehind a pooler in transaction mode, run these once and serve with --database-settings role:\n");
-        print!("{}", settings::role_statements(role));
+    let url = config.database.url()?;
+    store::migrate(&url).await?;
+    eprintln!("{url} is up to date");
+    if let (DatabaseUrl::Postgres(url), Scope::Role) = (&url, config.database_settings) {
+        print!("{}", settings::role_statements(settings::role(url)));
     }
     Ok(())
 }
 
 async fn sweep(config: &Sweep) -> Result<(), Failure> {
-    let store = store::open(&config.database.database_url, &config.open_options()).await?;
+    let store = store::open(&config.database.url()?, &config.open_options()).await?;
     let swept = sweeper::pass(&*store, config.sweep_grace).await;
     store.close().await;
     println!("{} expired records deleted", swept?.deleted);
     Ok(())
+}
+
+/// SIGTERM and SIGINT.
+struct StopSignals {
+    terminate: tokio::signal::unix::Signal,
+    interrupt: tokio::signal::unix::Signal,
+}
+
+fn stop_signals() -> Result<StopSignals, std::io::Error> {
+    Ok(StopSignals { terminate: signal(SignalKind::terminate())?, interrupt: signal(SignalKind::interrupt())? })
+}
+
+impl StopSignals {
+    async fn next(&mut self) {
+        tokio::select! {
+            _ = self.terminate.recv() => {}
+            _ = self.interrupt.recv() => {}
+        }
+    }
 }

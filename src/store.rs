@@ -50,13 +50,13 @@ pub trait Store: Send + Sync + 'static {
     /// Loads the records of these keys, in order, with the store's clock from just before.
     ///
     /// A record that some earlier call was told of is found. Records past their expiry are found until they are purged.
-    async fn load(&self, keys: Vec<Key>) -> Result<Loaded, StoreError>;
+    async fn load(&self, keys: Vec<Key>, urgency: Urgency) -> Result<Loaded, StoreError>;
 
-    /// Deletes up to `limit` records whose expiry lies at least `grace` back.
+    /// Deletes up to `limit` records whose expiry lies at least `grace` back, the longest due first.
     ///
     /// - Never one that was extended, finished or reserved anew meanwhile.
     /// - Several may purge at once without waiting for each other or for anybody's lock.
-    /// - Records that turn out to live longer are looked at again later.
+    /// - Records that live longer keep nobody waiting: of those that are met, up to `limit` are put off until their expiry.
     async fn purge(&self, grace: Duration, limit: u32) -> Result<Purged, StoreError>;
 
     /// Whether the store can take writes now. It uses a connection of its own, so a busy store still answers.
@@ -64,6 +64,15 @@ pub trait Store: Send + Sync + 'static {
 
     /// Lets what has begun end, and closes every connection. Calls that come later fail.
     async fn close(&self);
+}
+
+/// Who asks, where there is not room for all.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Urgency {
+    /// Nothing has happened yet: it may be refused.
+    Reservation,
+    /// The effect may have happened: it has room of its own.
+    Completion,
 }
 
 /// What [`Store::load`] found.
@@ -85,9 +94,9 @@ pub struct Purged {
 }
 
 impl Purged {
-    /// Records met in all: fewer than the limit means that nothing more is due.
-    pub fn met(&self) -> u64 {
-        self.deleted + self.postponed
+    /// Whether there may be more than this call was allowed to do.
+    pub fn reached(&self, limit: u32) -> bool {
+        self.deleted.max(self.postponed) >= u64::from(limit)
     }
 }
 

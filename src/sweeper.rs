@@ -5,7 +5,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use tokio::time::{MissedTickBehavior, interval};
+use tokio::time::{Instant, MissedTickBehavior, interval};
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
@@ -14,8 +14,11 @@ use crate::{
     telemetry,
 };
 
-/// How many records one statement deletes at the most, so that it never holds locks for long.
-const BATCH_RECORDS_MAX: u32 = 1000;
+/// How many records a pass tries to delete at first, and at the most, in one batch.
+const BATCH_RECORDS: (u32, u32) = (100, 5000);
+/// How long a batch is to take: it holds locks and occupies the store meanwhile. Large results take longer to delete, so
+/// batches grow and shrink to it.
+const BATCH_DURATION: Duration = Duration::from_millis(50);
 
 /// When to sweep, and what.
 #[derive(Clone, Copy, Debug)]
@@ -58,13 +61,79 @@ pub async fn run(store: Arc<dyn Store>, options: SweepOptions, shutdown: Cancell
 /// A batch that has begun goes on to its end.
 pub async fn pass(store: &dyn Store, grace: Duration) -> Result<Purged, StoreError> {
     let mut total = Purged::default();
+    let (mut limit, most) = BATCH_RECORDS;
     loop {
-        let purged = store.purge(grace, BATCH_RECORDS_MAX).await?;
-        telemetry::swept(&purged);
-        total.deleted += purged.deleted;
-        total.postponed += purged.postponed;
-        if purged.met() < u64::from(BATCH_RECORDS_MAX) {
-            return Ok(total);
+        let began = Instant::now();
+        match store.purge(grace, limit).await {
+            Ok(purged) => {
+                telemetry::swept(&purged);
+                total.deleted += purged.deleted;
+                total.postponed += purged.postponed;
+                if !purged.reached(limit) {
+                    return Ok(total);
+                }
+                let slow = began.elapsed() > BATCH_DURATION;
+                limit = if slow { limit.div_ceil(2) } else { limit.saturating_mul(2).min(most) };
+            }
+            // Perhaps it took too long; a single record is never too much.
+            Err(_) if limit > 1 => limit = limit.div_ceil(4),
+            Err(error) => return Err(error),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use super::*;
+    use crate::{
+        record::Key,
+        store::{Loaded, Urgency},
+        write::{Stamp, Write},
+    };
+
+    /// A store of records each of which takes this long to delete; a batch that takes over five seconds fails.
+    struct Slow {
+        left: Mutex<u64>,
+        each: Duration,
+    }
+
+    #[async_trait::async_trait]
+    impl Store for Slow {
+        async fn purge(&self, _: Duration, limit: u32) -> Result<Purged, StoreError> {
+            let deleted = (*self.left.lock().unwrap()).min(limit.into());
+            let duration = self.each * deleted as u32;
+            tokio::time::sleep(duration.min(Duration::from_secs(5))).await;
+            if duration > Duration::from_secs(5) {
+                return Err(StoreError::Unavailable);
+            }
+            *self.left.lock().unwrap() -= deleted;
+            Ok(Purged { deleted, postponed: 0 })
+        }
+
+        async fn write(&self, _: Vec<Write>) -> Vec<Result<Option<Stamp>, StoreError>> {
+            unreachable!()
+        }
+
+        async fn load(&self, _: Vec<Key>, _: Urgency) -> Result<Loaded, StoreError> {
+            unreachable!()
+        }
+
+        async fn check(&self) -> Result<(), StoreError> {
+            unreachable!()
+        }
+
+        async fn close(&self) {}
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_pass_ends_however_long_records_take() {
+        for millis in [0, 1, 70, 4000] {
+            let store = Slow { left: Mutex::new(500), each: Duration::from_millis(millis) };
+            assert_eq!(pass(&store, Duration::ZERO).await, Ok(Purged { deleted: 500, postponed: 0 }));
+        }
+        let store = Slow { left: Mutex::new(500), each: Duration::from_secs(6) };
+        assert_eq!(pass(&store, Duration::ZERO).await, Err(StoreError::Unavailable));
     }
 }

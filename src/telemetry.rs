@@ -37,7 +37,7 @@ const BUCKETS: [f64; 12] = [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1
 
 /// Starts logging to the standard error; `RUST_LOG` chooses what, from `info` up by default.
 pub fn start_logging() {
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info,sqlx=warn"));
     // A second start in the same process is no fault: the first one stands.
     let _ = tracing_subscriber::fmt()
         .with_env_filter(filter)

@@ -21,7 +21,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     record::{Key, Record, Timestamp},
-    store::{BATCH_ITEMS_MAX, Loaded, Store, StoreError},
+    store::{BATCH_ITEMS_MAX, Loaded, Store, StoreError, Urgency},
     telemetry,
 };
 
@@ -36,6 +36,9 @@ pub struct WaiterLimits {
     /// In all.
     pub total: usize,
 }
+
+/// A look at a key, or why there was none.
+pub type Sighted = Result<Sighting, StoreError>;
 
 /// What the store knew of a key at some instant of its clock.
 #[derive(Clone, Debug)]
@@ -66,7 +69,7 @@ struct Queues {
 
 /// Those who wait for one key.
 struct Queue {
-    sightings: watch::Sender<Option<Result<Sighting, StoreError>>>,
+    sightings: watch::Sender<Option<Sighted>>,
     turn: Arc<Semaphore>,
     waiting: usize,
     /// Something has happened to the key since it was loaded last.
@@ -88,15 +91,15 @@ impl Waiters {
         if self.0.closed.is_cancelled() || queues.waiting >= self.0.limits.total {
             return None;
         }
+        if queues.by_key.get(key).map_or(0, |queue| queue.waiting) >= self.0.limits.per_key {
+            return None;
+        }
         let queue = queues.by_key.entry(key.clone()).or_insert_with(|| Queue {
             sightings: watch::Sender::new(None),
             turn: Arc::new(Semaphore::new(1)),
             waiting: 0,
             news: false,
         });
-        if queue.waiting >= self.0.limits.per_key {
-            return None;
-        }
         queue.waiting += 1;
         queue.news = true;
         let waiter = Waiter {
@@ -140,7 +143,7 @@ impl Waiters {
                 _ = ticks.tick() => true,
             };
             for keys in self.0.due(all).chunks(BATCH_ITEMS_MAX) {
-                self.0.show(keys, store.load(keys.to_vec()).await);
+                self.0.show(keys, store.load(keys.to_vec(), Urgency::Reservation).await);
             }
         }
     }
@@ -162,7 +165,7 @@ impl Inner {
     }
 
     fn show(&self, keys: &[Key], loaded: Result<Loaded, StoreError>) {
-        let sightings: Vec<Result<Sighting, StoreError>> = match loaded {
+        let sightings: Vec<Sighted> = match loaded {
             Ok(loaded) => {
                 let sighting = |record: Option<Record>| Sighting { record: record.map(Arc::new), now: loaded.now };
                 loaded.records.into_iter().map(|record| record.map(sighting)).collect()
@@ -180,7 +183,7 @@ impl Inner {
 
 /// A place among those who wait for a key, given up on drop.
 pub struct Waiter {
-    sightings: watch::Receiver<Option<Result<Sighting, StoreError>>>,
+    sightings: watch::Receiver<Option<Sighted>>,
     turn: Arc<Semaphore>,
     key: Key,
     inner: Arc<Inner>,
@@ -192,7 +195,7 @@ impl Waiter {
     /// # Cancel safety
     ///
     /// Dropped and called again, it misses none but those that a later one replaces.
-    pub async fn next(&mut self) -> Option<Result<Sighting, StoreError>> {
+    pub async fn next(&mut self) -> Option<Sighted> {
         tokio::select! {
             biased;
             () = self.inner.closed.cancelled() => None,
@@ -220,5 +223,58 @@ impl Drop for Waiter {
                 queues.by_key.remove(&self.key);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn waiters(per_key: usize, total: usize) -> Waiters {
+        Waiters::new(WaiterLimits { per_key, total })
+    }
+
+    fn key(value: &str) -> Key {
+        Key::new("n", "", value).unwrap()
+    }
+
+    #[test]
+    fn whoever_leaves_makes_room_and_leaves_nothing_behind() {
+        let waiters = waiters(2, 3);
+        let (a, b) = (key("a"), key("b"));
+        let first = waiters.join(&a).unwrap();
+        let _second = waiters.join(&a).unwrap();
+        assert!(waiters.join(&a).is_none(), "the key is full");
+        let third = waiters.join(&b).unwrap();
+        assert!(waiters.join(&key("c")).is_none(), "all is full");
+        drop((first, third));
+        assert!(!waiters.0.queues().by_key.contains_key(&b));
+        assert!(waiters.join(&a).is_some());
+    }
+
+    #[test]
+    fn a_key_that_nobody_may_wait_for_is_not_looked_at() {
+        let waiters = waiters(0, 10);
+        assert!(waiters.join(&key("a")).is_none());
+        assert!(waiters.0.due(true).is_empty());
+    }
+
+    #[test]
+    fn one_waiter_at_a_time_has_the_turn() {
+        let waiters = waiters(2, 2);
+        let [first, second] = [waiters.join(&key("a")).unwrap(), waiters.join(&key("a")).unwrap()];
+        let turn = first.turn();
+        assert!(turn.is_some() && second.turn().is_none());
+        drop(turn);
+        assert!(second.turn().is_some());
+    }
+
+    #[tokio::test]
+    async fn closing_ends_all_waiting() {
+        let waiters = waiters(2, 2);
+        let mut waiter = waiters.join(&key("a")).unwrap();
+        waiters.close();
+        assert!(waiter.next().await.is_none());
+        assert!(waiters.join(&key("b")).is_none());
     }
 }

@@ -151,7 +151,7 @@ impl Write {
         }
     }
 
-    /// Whether it starts an execution, and may be refused; whatever else there is comes after the effect and may not.
+    /// Whether it starts an execution: nothing has happened yet.
     pub fn is_reservation(&self) -> bool {
         matches!(self.action, Action::Insert(_) | Action::Reserve(..))
     }

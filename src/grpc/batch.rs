@@ -1,6 +1,9 @@
 //! Batch: independent operations in one call, those of one key in order.
 
-use std::collections::HashMap;
+use std::{
+    collections::HashMap,
+    sync::atomic::{AtomicUsize, Ordering},
+};
 
 use futures_util::{StreamExt, stream};
 use prost::Message;
@@ -24,17 +27,18 @@ impl Service {
             return Err(super::convert::violation("operations", format!("must be at most {OPERATIONS_MAX}")));
         }
         let mut results = vec![BatchResult::default(); count];
+        let room = Room(AtomicUsize::new(RESPONSE_BYTES_MAX));
         let mut answers = stream::iter(by_key(request.operations))
-            .map(|operations| self.in_order(operations, context))
+            .map(|operations| self.in_order(operations, context, &room))
             .buffer_unordered(KEYS_AT_ONCE);
         while let Some(answered) = answers.next().await {
             for (place, result) in answered {
                 if let Some(slot) = results.get_mut(place) {
-                    slot.result = Some(result);
+                    *slot = result;
                 }
             }
         }
-        limit_size(&mut results);
+        drop(answers);
         Ok(BatchResponse { results })
     }
 
@@ -42,14 +46,15 @@ impl Service {
         &self,
         operations: Vec<(usize, Option<Operation>)>,
         context: &CallContext,
-    ) -> Vec<(usize, batch_result::Result)> {
+        room: &Room,
+    ) -> Vec<(usize, BatchResult)> {
         let mut answers = Vec::with_capacity(operations.len());
         let mut unavailable = false;
         for (place, operation) in operations {
             let answer =
                 if unavailable { Err(CallError::AfterUnavailable) } else { self.one(operation, context).await };
             unavailable |= answer.as_ref().is_err_and(CallError::is_unavailable);
-            answers.push((place, answer.unwrap_or_else(|error| batch_result::Result::Error(error.into_message()))));
+            answers.push((place, room.fit(answer)));
         }
         answers
     }
@@ -100,15 +105,18 @@ fn key(operation: Option<&Operation>) -> Option<&Key> {
     }
 }
 
-fn limit_size(results: &mut [BatchResult]) {
-    let mut size = 0;
-    for result in results {
-        let length = result.encoded_len();
-        if size + length > RESPONSE_BYTES_MAX {
-            let error = CallError::ResponseTooLarge.into_message();
-            result.result = Some(batch_result::Result::Error(error));
-        } else {
-            size += length;
-        }
+/// What is left of the room for answers. They are fitted as they come, so that a Batch never holds more than fits.
+struct Room(AtomicUsize);
+
+impl Room {
+    fn fit(&self, answer: Result<batch_result::Result, CallError>) -> BatchResult {
+        let result = |answer: Result<_, CallError>| {
+            let answer = answer.unwrap_or_else(|error| batch_result::Result::Error(error.into_message()));
+            BatchResult { result: Some(answer) }
+        };
+        let fitting = result(answer);
+        let length = fitting.encoded_len();
+        let taken = self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(length));
+        if taken.is_ok() { fitting } else { result(Err(CallError::ResponseTooLarge)) }
     }
 }

@@ -10,7 +10,9 @@
 //! - a connection that failed, or that may be in the middle of something, is never lent again;
 //! - once one connection fails, the idle ones of its time are thrown away with it, so that a restarted database costs one
 //!   failed call and not one for each connection;
-//! - the number of callers in the queue is bounded, with room kept for completions.
+//! - while the database cannot be reached, one caller at a time tries, and all others fail at once (a half-open circuit
+//!   breaker);
+//! - the queue is bounded in length and in time, with room kept for completions.
 
 use std::{
     sync::{
@@ -22,23 +24,18 @@ use std::{
 
 use futures_util::future::BoxFuture;
 use tokio::{
-    sync::{OwnedSemaphorePermit, Semaphore, oneshot},
+    sync::{AcquireError, OwnedSemaphorePermit, Semaphore, oneshot},
     time::timeout,
 };
 use tokio_util::task::TaskTracker;
 use tracing::{debug, info, warn};
 
-use super::StoreError;
+use super::{StoreError, Urgency};
 
 /// How many callers may wait for a connection before reservations are refused; completions may be twice as many.
 const QUEUE_MAX: usize = 4096;
-
-/// Who asks: reservations may be refused under load, completions may not.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Urgency {
-    Reservation,
-    Completion,
-}
+/// How long a caller waits for a connection before it is sent away: nothing was done for it.
+const QUEUE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// What became of a piece of work on a connection.
 pub(super) enum Fault {
@@ -59,12 +56,16 @@ struct Inner<C> {
     /// No piece of work takes longer: the database ends it earlier by its own timeout, if it can be reached at all.
     work_timeout: Duration,
     slots: Arc<Semaphore>,
+    /// Reservations pass here first, as many at a time as there are slots: a completion never queues behind more.
+    gate: Arc<Semaphore>,
     queued: AtomicUsize,
     idle: Mutex<Vec<(u64, C)>>,
     /// Connections opened under an earlier number are not lent again.
     generation: AtomicU64,
-    /// So that an outage is one line in the log and not one for each call.
-    healthy: AtomicBool,
+    /// Whether the database could be reached when it was last tried. An outage is one line in the log, not one a call.
+    reachable: AtomicBool,
+    /// Who tries, while it could not be reached.
+    attempt: Semaphore,
     tasks: TaskTracker,
 }
 
@@ -81,10 +82,12 @@ impl<C: Send + 'static> Connections<C> {
             open,
             work_timeout,
             slots: Arc::new(Semaphore::new(count)),
+            gate: Arc::new(Semaphore::new(count)),
             queued: AtomicUsize::new(0),
             idle: Mutex::new(first.map(|connection| (0, connection)).into_iter().collect()),
             generation: AtomicU64::new(0),
-            healthy: AtomicBool::new(true),
+            reachable: AtomicBool::new(true),
+            attempt: Semaphore::new(1),
             tasks: TaskTracker::new(),
         }))
     }
@@ -114,21 +117,32 @@ impl<C: Send + 'static> Connections<C> {
     /// Lets the work that has begun end, and closes the connections.
     pub(super) async fn close(&self) {
         self.0.slots.close();
+        self.0.gate.close();
         self.0.tasks.close();
         self.0.tasks.wait().await;
         self.0.idle().clear();
     }
 
-    async fn slot(&self, urgency: Urgency) -> Result<OwnedSemaphorePermit, StoreError> {
-        if let Ok(slot) = self.0.slots.clone().try_acquire_owned() {
-            return Ok(slot);
-        }
-        let room = match urgency {
-            Urgency::Reservation => QUEUE_MAX,
-            Urgency::Completion => 2 * QUEUE_MAX,
+    async fn slot(&self, urgency: Urgency) -> Result<Slot, StoreError> {
+        let (slots, gate) = (self.0.slots.clone(), self.0.gate.clone());
+        let (room, late) = match urgency {
+            Urgency::Reservation => (QUEUE_MAX, StoreError::Overloaded),
+            Urgency::Completion => (2 * QUEUE_MAX, StoreError::Unavailable),
         };
         let _place = Place::take(&self.0.queued, room).ok_or(StoreError::Overloaded)?;
-        self.0.slots.clone().acquire_owned().await.map_err(|_| StoreError::Unavailable)
+        let queue = timeout(QUEUE_TIMEOUT, async {
+            let gate = match urgency {
+                Urgency::Reservation => Some(gate.acquire_owned().await?),
+                Urgency::Completion => None,
+            };
+            Ok::<_, AcquireError>(Slot { _gate: gate, _slot: slots.acquire_owned().await? })
+        });
+        queue.await.map_err(|_| late)?.map_err(|_| StoreError::Unavailable)
+    }
+
+    /// Whether [`close`](Self::close) was called.
+    pub(super) fn is_closed(&self) -> bool {
+        self.0.slots.is_closed()
     }
 }
 
@@ -137,21 +151,30 @@ impl<C: Send + 'static> Inner<C> {
     where
         W: for<'c> FnOnce(&'c mut C) -> BoxFuture<'c, Result<T, Fault>>,
     {
+        let _attempt = if self.reachable.load(Ordering::Relaxed) {
+            None
+        } else {
+            Some(self.attempt.try_acquire().map_err(|_| StoreError::Unavailable)?)
+        };
         let generation = self.generation.load(Ordering::Acquire);
         let mut connection = match self.take_idle(generation) {
             Some(connection) => connection,
             None => match timeout(self.work_timeout, (self.open)()).await {
                 Ok(Ok(connection)) => connection,
-                Ok(Err(reason)) => return Err(self.failed(generation, &reason)),
-                Err(_) => return Err(self.failed(generation, "connecting took too long")),
+                Ok(Err(reason)) => return Err(self.unreachable(generation, &reason)),
+                Err(_) => return Err(self.unreachable(generation, "connecting took too long")),
             },
         };
         match timeout(self.work_timeout, work(&mut connection)).await {
-            Ok(Err(Fault::Broken(reason))) => Err(self.failed(generation, &reason)),
-            Err(_) => Err(self.failed(generation, "no answer in time")),
+            Ok(Err(Fault::Broken(reason))) => {
+                warn!(reason, "a database connection is given up");
+                self.give_up(generation);
+                Err(StoreError::Unavailable)
+            }
+            Err(_) => Err(self.unreachable(generation, "no answer in time")),
             Ok(answered) => {
-                if !self.healthy.swap(true, Ordering::Relaxed) {
-                    info!("the database answers again");
+                if !self.reachable.swap(true, Ordering::Relaxed) {
+                    info!("the database is reachable again");
                 }
                 self.idle().push((generation, connection));
                 answered.map_err(|fault| match fault {
@@ -168,13 +191,18 @@ impl<C: Send + 'static> Inner<C> {
         idle.pop().map(|(_, connection)| connection)
     }
 
-    fn failed(&self, generation: u64, reason: &str) -> StoreError {
+    /// Nobody gets a connection of this generation any more.
+    fn give_up(&self, generation: u64) {
         let next = generation.wrapping_add(1);
         let _ = self.generation.compare_exchange(generation, next, Ordering::AcqRel, Ordering::Acquire);
-        if self.healthy.swap(false, Ordering::Relaxed) {
-            warn!(reason, "the database does not answer");
+    }
+
+    fn unreachable(&self, generation: u64, reason: &str) -> StoreError {
+        self.give_up(generation);
+        if self.reachable.swap(false, Ordering::Relaxed) {
+            warn!(reason, "the database cannot be reached");
         } else {
-            debug!(reason, "the database still does not answer");
+            debug!(reason, "the database still cannot be reached");
         }
         StoreError::Unavailable
     }
@@ -182,6 +210,12 @@ impl<C: Send + 'static> Inner<C> {
     fn idle(&self) -> std::sync::MutexGuard<'_, Vec<(u64, C)>> {
         self.idle.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// The right to use a connection, given back on drop.
+struct Slot {
+    _gate: Option<OwnedSemaphorePermit>,
+    _slot: OwnedSemaphorePermit,
 }
 
 /// A place in a bounded queue, given back on drop.
@@ -298,6 +332,60 @@ mod tests {
         assert!(matches!(connections.slot(Urgency::Reservation).await, Err(StoreError::Overloaded)));
         let waits = tokio::time::timeout(Duration::from_millis(10), connections.slot(Urgency::Completion)).await;
         assert!(waits.is_err(), "a completion queues");
+    }
+
+    #[tokio::test]
+    async fn a_completion_overtakes_reservations_that_queue() {
+        let connections = counter(1);
+        let held = connections.slot(Urgency::Reservation).await.unwrap();
+        let order = Mutex::new(Vec::new());
+        let queued = async |name, urgency| {
+            let _slot = connections.slot(urgency).await.unwrap();
+            order.lock().unwrap().push(name);
+        };
+        let calls = async {
+            tokio::join!(
+                queued("first", Urgency::Reservation),
+                queued("second", Urgency::Reservation),
+                queued("completion", Urgency::Completion),
+            )
+        };
+        tokio::join!(biased; calls, async { drop(held) });
+        assert_eq!(*order.lock().unwrap(), ["completion", "first", "second"]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn nobody_waits_for_a_connection_for_ever() {
+        let connections = counter(1);
+        let _slot = connections.slot(Urgency::Reservation).await.unwrap();
+        assert!(matches!(connections.slot(Urgency::Reservation).await, Err(StoreError::Overloaded)));
+        assert!(matches!(connections.slot(Urgency::Completion).await, Err(StoreError::Unavailable)));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn while_the_database_cannot_be_reached_one_caller_tries_and_others_fail_at_once() {
+        let tries = Arc::new(AtomicUsize::new(0));
+        let (counted, up) = (tries.clone(), Arc::new(AtomicBool::new(false)));
+        let is_up = up.clone();
+        let open: Open<u32> = Box::new(move || {
+            let (counted, is_up) = (counted.clone(), is_up.clone());
+            Box::pin(async move {
+                counted.fetch_add(1, Ordering::Relaxed);
+                tokio::time::sleep(Duration::from_secs(1)).await;
+                if is_up.load(Ordering::Relaxed) { Ok(7) } else { Err("down".into()) }
+            })
+        });
+        let connections = Connections::new(4, Duration::from_secs(5), None, open);
+        let call = || connections.run(Urgency::Completion, |number: &mut u32| Box::pin(async { Ok(*number) }));
+        assert_eq!(call().await, Err(StoreError::Unavailable));
+        let began = tokio::time::Instant::now();
+        let answers = futures_util::future::join_all((0..100).map(|_| call())).await;
+        assert!(answers.into_iter().all(|answer| answer == Err(StoreError::Unavailable)));
+        assert_eq!(tries.load(Ordering::Relaxed), 2);
+        assert!(began.elapsed() < Duration::from_secs(2));
+        up.store(true, Ordering::Relaxed);
+        assert_eq!(call().await, Ok(7));
+        assert_eq!(futures_util::future::join(call(), call()).await, (Ok(7), Ok(7)));
     }
 
     #[tokio::test]

@@ -7,18 +7,22 @@
 //! What the statements rely on is set on each connection, or on Onceward's own role: see [`settings`].
 
 mod batch;
+mod locked;
 pub mod settings;
 
 use std::{collections::HashMap, fmt, str::FromStr, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
-use futures_util::future::BoxFuture;
+use futures_util::future::{BoxFuture, join_all};
 use sqlx::{ConnectOptions, Connection, PgConnection, Row, postgres::PgConnectOptions};
 
-use self::batch::{Batch, Kind};
+use self::{
+    batch::{Batch, Kind},
+    locked::{Access, LockedRows},
+};
 use super::{
-    Loaded, OpenError, OpenOptions, Purged, Store, StoreError,
-    connections::{Connections, Fault, Urgency},
+    Loaded, OpenError, OpenOptions, Purged, Store, StoreError, Urgency,
+    connections::{Connections, Fault},
     migrations::{self, Step},
     row,
 };
@@ -32,15 +36,31 @@ const MIGRATIONS: [Step; 1] =
     [Step { version: 1, name: "record", sql: include_str!("../../migrations/postgres/0001_record.sql") }];
 
 /// A little longer than the database itself lets a statement run.
-const WORK_TIMEOUT: Duration = Duration::from_secs(8);
+const WORK_TIMEOUT: Duration = Duration::from_secs(6);
+/// How many connections try rows that somebody else was seen to hold.
+const SLOW_CONNECTIONS: usize = 2;
 /// How often a statement is tried that the database rolled back for reasons of its own.
 const TRIES: u32 = 5;
 
+/// Which connections a write goes by.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Lane {
+    /// Like everybody's.
+    Fast,
+    /// On connections for rows that may be locked.
+    Slow,
+}
+
 /// Records in a Postgres, versions 14 to 18.
 pub struct Postgres {
+    url: Url,
+    options: OpenOptions,
     calls: Connections<PgConnection>,
+    /// For rows that somebody else was seen to hold.
+    slow: Connections<PgConnection>,
     sweep: Connections<PgConnection>,
     probe: Connections<PgConnection>,
+    locked: Arc<LockedRows>,
 }
 
 impl Postgres {
@@ -67,7 +87,15 @@ impl Postgres {
                 }),
             )
         };
-        Ok(Self { calls: connections(options.connections), sweep: connections(1), probe: connections(1) })
+        Ok(Self {
+            calls: connections(options.connections),
+            slow: connections(SLOW_CONNECTIONS),
+            sweep: connections(1),
+            probe: connections(1),
+            locked: Arc::default(),
+            url: url.clone(),
+            options: options.clone(),
+        })
     }
 
     async fn check_migrated(url: &Url, mut connection: PgConnection) -> Result<(), OpenError> {
@@ -86,56 +114,108 @@ impl Postgres {
         }
     }
 
-    async fn write_kind(&self, batch: Batch) -> Result<Vec<Option<Stamp>>, StoreError> {
-        let urgency = if batch.is_reservation() { Urgency::Reservation } else { Urgency::Completion };
-        let batch = Arc::new(batch);
-        self.calls
-            .run(urgency, move |connection| {
+    async fn sweep_by(&self, sql: &'static str, grace: Duration, limit: u32) -> Result<u64, StoreError> {
+        self.sweep
+            .run(Urgency::Completion, move |connection| {
                 Box::pin(retried(connection, move |connection| {
-                    let batch = batch.clone();
-                    Box::pin(async move { batch.run(connection).await })
+                    Box::pin(async move {
+                        let query = sqlx::query(sql).bind(micros(grace)).bind(i64::from(limit));
+                        Ok(query.execute(connection).await?.rows_affected())
+                    })
                 }))
             })
             .await
     }
 
-    /// Writes one by one what could not be written together, because somebody holds the row of one of them.
-    async fn write_singly(&self, batch: Batch) -> Vec<Result<Option<Stamp>, StoreError>> {
-        let mut results = Vec::with_capacity(batch.len());
-        for single in batch.split() {
-            results.push(self.write_kind(single).await.map(|stamps| stamps.into_iter().next().flatten()));
+    /// Runs writes of one kind as one statement, unless a row of theirs was met locked while they queued.
+    async fn run(&self, lane: Lane, batch: Batch) -> Result<Vec<Option<Stamp>>, StoreError> {
+        let urgency = if batch.is_reservation() { Urgency::Reservation } else { Urgency::Completion };
+        let connections = match lane {
+            Lane::Fast => &self.calls,
+            Lane::Slow => &self.slow,
+        };
+        let (batch, locked) = (Arc::new(batch), self.locked.clone());
+        connections
+            .run(urgency, move |connection| {
+                Box::pin(async move {
+                    if lane == Lane::Fast && batch.ids().any(|id| locked.contains(id)) {
+                        return Err(Fault::Answer(StoreError::Locked));
+                    }
+                    let statement = batch.clone();
+                    let ran = retried(connection, move |connection| {
+                        let statement = statement.clone();
+                        Box::pin(async move { statement.run(connection).await })
+                    })
+                    .await;
+                    // A batch does not tell which of its rows it was.
+                    if matches!(ran, Err(Fault::Answer(StoreError::Locked))) && batch.len() == 1 {
+                        batch.ids().for_each(|id| locked.note(id));
+                    }
+                    ran
+                })
+            })
+            .await
+    }
+
+    /// Writes together, or one by one if somebody holds the row of one of them.
+    async fn write_together(&self, batch: Batch) -> Vec<Result<Option<Stamp>, StoreError>> {
+        match self.run(Lane::Fast, batch.clone()).await {
+            Ok(stamps) => stamps.into_iter().map(Ok).collect(),
+            Err(StoreError::Locked) if batch.len() > 1 => {
+                let mut results = Vec::with_capacity(batch.len());
+                for single in batch.split() {
+                    results.push(self.write_apart(single).await);
+                }
+                results
+            }
+            Err(error) => vec![Err(error); batch.len()],
         }
-        results
+    }
+
+    /// Writes one, where its row may be locked.
+    async fn write_apart(&self, single: Batch) -> Result<Option<Stamp>, StoreError> {
+        Ok(self.run(Lane::Slow, single).await?.into_iter().next().flatten())
+    }
+
+    /// Writes one whose row was met locked, if nobody else does so now.
+    async fn write_slowly(&self, write: &Write) -> Option<Result<Option<Stamp>, StoreError>> {
+        match self.locked.access(write.key.id()) {
+            Access::Free => None,
+            Access::Taken => Some(Err(StoreError::Locked)),
+            Access::Turn(turn) => {
+                let written = self.write_apart(Batch::single(write.clone())).await;
+                if written.is_ok() {
+                    turn.free();
+                }
+                Some(written)
+            }
+        }
     }
 }
 
 #[async_trait]
 impl Store for Postgres {
     async fn write(&self, writes: Vec<Write>) -> Vec<Result<Option<Stamp>, StoreError>> {
-        let mut results: Vec<_> = writes.iter().map(|_| Err(StoreError::Unavailable)).collect();
+        let mut results: Vec<_> = join_all(writes.iter().map(|write| self.write_slowly(write))).await;
         for kind in Kind::ALL {
-            let (places, batch) = Batch::of(kind, &writes);
+            let free = writes.iter().enumerate().filter(|(place, _)| results.get(*place).is_some_and(Option::is_none));
+            let (places, batch) = Batch::of(kind, free);
             if batch.len() == 0 {
                 continue;
             }
-            let written = match self.write_kind(batch.clone()).await {
-                Ok(stamps) => stamps.into_iter().map(Ok).collect(),
-                Err(StoreError::Locked) if batch.len() > 1 => self.write_singly(batch).await,
-                Err(error) => vec![Err(error); batch.len()],
-            };
-            for (place, result) in places.into_iter().zip(written) {
+            for (place, result) in places.into_iter().zip(self.write_together(batch).await) {
                 if let Some(slot) = results.get_mut(place) {
-                    *slot = result;
+                    *slot = Some(result);
                 }
             }
         }
-        results
+        results.into_iter().map(|result| result.unwrap_or(Err(StoreError::Unavailable))).collect()
     }
 
-    async fn load(&self, keys: Vec<Key>) -> Result<Loaded, StoreError> {
+    async fn load(&self, keys: Vec<Key>, urgency: Urgency) -> Result<Loaded, StoreError> {
         let keys: Arc<[Key]> = keys.into();
         self.calls
-            .run(Urgency::Completion, move |connection| {
+            .run(urgency, move |connection| {
                 Box::pin(retried(connection, move |connection| {
                     let keys = keys.clone();
                     Box::pin(async move { load(connection, &keys).await })
@@ -145,39 +225,27 @@ impl Store for Postgres {
     }
 
     async fn purge(&self, grace: Duration, limit: u32) -> Result<Purged, StoreError> {
-        self.sweep
-            .run(Urgency::Completion, move |connection| {
-                Box::pin(retried(connection, move |connection| {
-                    Box::pin(async move {
-                        let row = sqlx::query(include_str!("postgres/purge.sql"))
-                            .bind(micros(grace))
-                            .bind(i64::from(limit))
-                            .fetch_one(connection)
-                            .await?;
-                        let count = |name| row.try_get::<i64, _>(name).map(i64::unsigned_abs);
-                        Ok(Purged { deleted: count("deleted")?, postponed: count("postponed")? })
-                    })
-                }))
-            })
-            .await
+        // Two statements, so that the rows of those that live are locked for no longer than it takes to move them.
+        let postponed = self.sweep_by(include_str!("postgres/postpone.sql"), grace, limit).await?;
+        let deleted = self.sweep_by(include_str!("postgres/purge.sql"), grace, limit).await?;
+        Ok(Purged { deleted, postponed })
     }
 
     async fn check(&self) -> Result<(), StoreError> {
+        let (url, options) = (self.url.clone(), self.options.clone());
         self.probe
-            .run(Urgency::Completion, |connection| {
+            .run(Urgency::Completion, move |connection| {
                 Box::pin(async move {
-                    match settings::Condition::of(connection).await {
-                        Ok(condition) if condition.read_only => Err(Fault::Broken("it is read-only".into())),
-                        Ok(_) => Ok(()),
-                        Err(error) => Err(Fault::Broken(error.to_string())),
-                    }
+                    let broken = |reason: &dyn std::fmt::Display| Fault::Broken(reason.to_string());
+                    let condition = settings::Condition::of(connection).await.map_err(|error| broken(&error))?;
+                    condition.accept(&url, &options).map_err(|error| broken(&error))
                 })
             })
             .await
     }
 
     async fn close(&self) {
-        tokio::join!(self.calls.close(), self.sweep.close(), self.probe.close());
+        tokio::join!(self.calls.close(), self.slow.close(), self.sweep.close(), self.probe.close());
     }
 }
 
@@ -219,7 +287,7 @@ async fn retried<T>(
                 Some("55P03") => return Err(Fault::Answer(StoreError::Locked)),
                 // query_canceled, by the statement timeout
                 Some("57014") => return Err(Fault::Answer(StoreError::Unavailable)),
-                _ => return Err(Fault::Broken(error.to_string())),
+                _ => return Err(Fault::Broken(one_line(&error))),
             },
         }
     }
@@ -235,10 +303,11 @@ fn code(error: &sqlx::Error) -> Option<String> {
 ///
 /// See [`migrate`](super::migrate).
 pub async fn migrate(url: &Url) -> Result<(), OpenError> {
-    let mut connection = PgConnection::connect_with(&url.0).await.map_err(|error| url.connect_error(&error))?;
+    let mut connection = url.connect().await?;
     let result = migrations::run(&MIGRATIONS, &mut connection).await;
     let _ = connection.close().await;
-    result.map_err(|error| OpenError::Migrate { database: url.to_string(), reason: one_line(&error) })
+    result
+        .map_err(|error| OpenError::Migrate { database: url.to_string(), reason: error.to_string().replace('\n', " ") })
 }
 
 /// Names a Postgres. Shown without credentials.
@@ -266,6 +335,8 @@ impl fmt::Display for Url {
     }
 }
 
-fn one_line(error: &dyn std::error::Error) -> String {
-    error.to_string().replace('\n', " ")
+/// What went wrong, without the places in Postgres' own code that the library adds.
+fn one_line(error: &sqlx::Error) -> String {
+    let message = error.as_database_error().map_or_else(|| error.to_string(), |error| error.message().into());
+    message.replace('\n', " ")
 }

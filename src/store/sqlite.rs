@@ -1,7 +1,7 @@
 //! [`Sqlite`]: the embedded store, in a file or in memory.
 //!
-//! One connection does everything, in turn: a file has one writer at a time anyway, and memory belongs to its connection.
-//! Each batch is one transaction that takes the write lock first; the clock, this process's, is read under it. WAL with
+//! One connection writes, in turn: a file has one writer at a time anyway. Files are read and checked on connections apart;
+//! memory belongs to its one connection. Each batch is one transaction that takes the write lock first; the clock, this process's, is read under it. WAL with
 //! synchronous=FULL: a commit is on the disk before it is answered.
 
 use std::{fmt, path::PathBuf, str::FromStr, time::Duration};
@@ -9,13 +9,16 @@ use std::{fmt, path::PathBuf, str::FromStr, time::Duration};
 use async_trait::async_trait;
 use sqlx::{
     ConnectOptions, Connection, Row, SqliteConnection,
+    migrate::MigrateError,
     query::Query,
     sqlite::{SqliteArguments, SqliteConnectOptions, SqliteJournalMode, SqliteSynchronous},
 };
 
+use tokio::time::sleep;
+
 use super::{
-    Loaded, OpenError, OpenOptions, Purged, Store, StoreError,
-    connections::{Connections, Fault, Urgency},
+    Loaded, OpenError, OpenOptions, Purged, Store, StoreError, Urgency,
+    connections::{Connections, Fault},
     metadata,
     migrations::{self, Step},
     row,
@@ -31,14 +34,23 @@ const MIGRATIONS: [Step; 1] =
 
 /// How long to wait for another process that writes to the same file.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(1);
+/// How often, and after which pause, a migration is tried that another process got in the way of.
+const MIGRATION_TRIES: u32 = 20;
+const MIGRATION_PAUSE: Duration = Duration::from_millis(50);
 /// Disks stall. Longer than that, and the file is opened anew.
 const WORK_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Records in an SQLite database.
 pub struct Sqlite {
-    connection: Connections<SqliteConnection>,
-    /// Memory dies with its connection, so that one is never thrown away.
-    in_memory: bool,
+    writer: Connections<SqliteConnection>,
+    /// Memory has but the one: it dies with its connection, which is never thrown away.
+    file: Option<FileConnections>,
+}
+
+/// What else there is of a file, so that nobody who only looks waits for those who write.
+struct FileConnections {
+    reader: Connections<SqliteConnection>,
+    probe: Connections<SqliteConnection>,
 }
 
 impl Sqlite {
@@ -48,19 +60,23 @@ impl Sqlite {
     ///
     /// See [`open`](super::open).
     pub async fn open(url: &Url, options: &OpenOptions) -> Result<Self, OpenError> {
-        let mut first = url.connect().await?;
+        let mut first = url.connect(options.migrate).await?;
         if options.migrate {
             url.migrate(&mut first).await?;
         }
         url.check_migrated(&mut first).await?;
         url.check_writable(&mut first).await?;
-        let reopen = url.clone();
-        let open = Box::new(move || {
-            let url = reopen.clone();
-            Box::pin(async move { url.connect().await.map_err(|e| e.to_string()) }) as _
-        });
-        let timeout = if url.in_memory { Duration::MAX } else { WORK_TIMEOUT };
-        Ok(Self { connection: Connections::new(1, timeout, Some(first), open), in_memory: url.in_memory })
+        let connections = |first| {
+            let url = url.clone();
+            let timeout = if url.in_memory { Duration::MAX } else { WORK_TIMEOUT };
+            let open = Box::new(move || {
+                let url = url.clone();
+                Box::pin(async move { url.connect(false).await.map_err(|e| e.to_string()) }) as _
+            });
+            Connections::new(1, timeout, first, open)
+        };
+        let file = || FileConnections { reader: connections(None), probe: connections(None) };
+        Ok(Self { writer: connections(Some(first)), file: (!url.in_memory).then(file) })
     }
 
     /// Runs `work` in a transaction that holds the write lock, with the clock read under it.
@@ -69,8 +85,8 @@ impl Sqlite {
         T: Send + 'static,
         W: for<'c> FnOnce(&'c mut SqliteConnection, Timestamp) -> BoxedResult<'c, T> + Send + 'static,
     {
-        let in_memory = self.in_memory;
-        self.connection
+        let in_memory = self.file.is_none();
+        self.writer
             .run(urgency, move |connection| {
                 Box::pin(async move {
                     let done: Result<T, sqlx::Error> = async {
@@ -112,10 +128,11 @@ impl Store for Sqlite {
         }
     }
 
-    async fn load(&self, keys: Vec<Key>) -> Result<Loaded, StoreError> {
-        let in_memory = self.in_memory;
-        self.connection
-            .run(Urgency::Completion, move |connection| {
+    async fn load(&self, keys: Vec<Key>, urgency: Urgency) -> Result<Loaded, StoreError> {
+        let in_memory = self.file.is_none();
+        let reader = self.file.as_ref().map_or(&self.writer, |file| &file.reader);
+        reader
+            .run(urgency, move |connection| {
                 Box::pin(async move {
                     let now = Timestamp::of_this_process();
                     let mut records = Vec::with_capacity(keys.len());
@@ -152,14 +169,28 @@ impl Store for Sqlite {
     }
 
     async fn check(&self) -> Result<(), StoreError> {
-        self.transaction(Urgency::Completion, |connection, _| {
-            Box::pin(async move { sqlx::query(include_str!("sqlite/check.sql")).execute(connection).await.map(drop) })
-        })
-        .await
+        let Some(file) = &self.file else {
+            return if self.writer.is_closed() { Err(StoreError::Unavailable) } else { Ok(()) };
+        };
+        let checked = file
+            .probe
+            .run(Urgency::Completion, |connection| {
+                Box::pin(async move {
+                    let checked = sqlx::query(include_str!("sqlite/check.sql")).execute(connection).await;
+                    checked.map(drop).map_err(|error| fault(&error, false))
+                })
+            })
+            .await;
+        // Whoever holds the lock writes.
+        if checked == Err(StoreError::Locked) { Ok(()) } else { checked }
     }
 
     async fn close(&self) {
-        self.connection.close().await;
+        if let Some(file) = &self.file {
+            tokio::join!(file.reader.close(), file.probe.close());
+        }
+        // The last one out tidies the file up.
+        self.writer.close().await;
     }
 }
 
@@ -235,7 +266,7 @@ fn statement(write: &Write, now: Timestamp) -> Query<'_, sqlx::Sqlite, SqliteArg
 ///
 /// See [`migrate`](super::migrate).
 pub async fn migrate(url: &Url) -> Result<(), OpenError> {
-    let mut connection = url.connect().await?;
+    let mut connection = url.connect(true).await?;
     let result = url.migrate(&mut connection).await;
     let _ = connection.close().await;
     result
@@ -253,13 +284,17 @@ impl Url {
         let options = SqliteConnectOptions::from_str(text)
             .map_err(|_| OpenError::Url("expected `sqlite:path` or `sqlite::memory:`".into()))?;
         let in_memory = text.contains(":memory:") || text.contains("mode=memory");
+        // SQLite takes it for a file that is deleted when it is closed: every answer would be forgotten.
+        if !in_memory && options.get_filename().as_os_str().is_empty() {
+            return Err(OpenError::Url("it names no file: expected `sqlite:path` or `sqlite::memory:`".into()));
+        }
         let mut options = options
             .synchronous(SqliteSynchronous::Full)
             .busy_timeout(BUSY_TIMEOUT)
             .optimize_on_close(false, None)
             .disable_statement_logging();
         if !in_memory {
-            options = options.create_if_missing(true).journal_mode(SqliteJournalMode::Wal);
+            options = options.journal_mode(SqliteJournalMode::Wal);
         }
         Ok(Self { options, in_memory })
     }
@@ -270,15 +305,29 @@ impl Url {
         (!self.in_memory).then(|| std::path::absolute(path).unwrap_or_else(|_| path.into()))
     }
 
-    async fn connect(&self) -> Result<SqliteConnection, OpenError> {
-        SqliteConnection::connect_with(&self.options).await.map_err(|error| self.refused(&error))
+    /// Connects; a file that is not there is made only where it is to be filled.
+    async fn connect(&self, create: bool) -> Result<SqliteConnection, OpenError> {
+        let options = self.options.clone().create_if_missing(create && !self.in_memory);
+        SqliteConnection::connect_with(&options).await.map_err(|error| self.refused(&error))
     }
 
     async fn migrate(&self, connection: &mut SqliteConnection) -> Result<(), OpenError> {
-        migrations::run(&MIGRATIONS, connection).await.map_err(|error| match &error {
-            sqlx::migrate::MigrateError::Execute(error) if is_read_only(error) => OpenError::ReadOnly(self.to_string()),
-            _ => OpenError::Migrate { database: self.to_string(), reason: error.to_string().replace('\n', " ") },
-        })
+        let mut tries = 0;
+        loop {
+            tries += 1;
+            let Err(error) = migrations::run(&MIGRATIONS, connection).await else { return Ok(()) };
+            match &error {
+                MigrateError::Execute(error) | MigrateError::ExecuteMigration(error, _) if is_read_only(error) => {
+                    return Err(OpenError::ReadOnly(self.to_string()));
+                }
+                // SQLite has no lock for a whole migration: another process may have been first, or be at it.
+                _ if tries < MIGRATION_TRIES => sleep(MIGRATION_PAUSE).await,
+                _ => {
+                    let reason = error.to_string().replace('\n', " ");
+                    return Err(OpenError::Migrate { database: self.to_string(), reason });
+                }
+            }
+        }
     }
 
     async fn check_writable(&self, connection: &mut SqliteConnection) -> Result<(), OpenError> {

@@ -72,9 +72,29 @@ impl Postgres {
 
     /// Kills it as a crash would: no checkpoint, nothing said to anybody.
     pub fn kill(&self) -> io::Result<()> {
-        let pid = fs::read_to_string(self.data().join("postmaster.pid"))?;
-        let pid = pid.lines().next().unwrap_or_default();
-        check(Command::new("kill").args(["-9", pid]).output()?)
+        check(Command::new("kill").args(["-9", &self.pid()?]).output()?)
+    }
+
+    /// Freezes it: it keeps its connections and answers nobody.
+    pub fn freeze(&self) -> io::Result<()> {
+        self.signal_all("STOP")
+    }
+
+    /// Lets it go on after a [`freeze`](Self::freeze).
+    pub fn thaw(&self) -> io::Result<()> {
+        self.signal_all("CONT")
+    }
+
+    fn signal_all(&self, signal: &str) -> io::Result<()> {
+        let pid = self.pid()?;
+        check(Command::new("kill").args([&format!("-{signal}"), &pid]).output()?)?;
+        // There may be none.
+        Command::new("pkill").args([&format!("-{signal}"), "-P", &pid]).output().map(drop)
+    }
+
+    fn pid(&self) -> io::Result<String> {
+        let file = fs::read_to_string(self.data().join("postmaster.pid"))?;
+        Ok(file.lines().next().unwrap_or_default().to_owned())
     }
 
     /// Stops it in good order.
@@ -119,7 +139,8 @@ impl Postgres {
 
 impl Drop for Postgres {
     fn drop(&mut self) {
-        // It may be stopped already.
+        // It may be stopped already, or frozen.
+        let _ = self.thaw();
         let _ = self.run("pg_ctl", &["-D", &self.data().display().to_string(), "-m", "immediate", "stop"]);
     }
 }

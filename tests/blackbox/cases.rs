@@ -153,3 +153,29 @@ async fn an_abort_never_deletes_what_another_holds(#[values(Backend::Sqlite, Bac
     let held = client.reserve(reserve(&key, "c")).await.unwrap();
     assert!(matches!(held, Outcome::InProgress(held) if held.attempt == 2));
 }
+
+#[rstest]
+#[tokio::test(flavor = "multi_thread")]
+async fn copies_of_one_call_all_have_its_outcome(#[values(Backend::Sqlite, Backend::Postgres)] backend: Backend) {
+    let (client, _server) = backend.client().await;
+    for first in [reserve(&fresh_key(), "a"), lapsed(&fresh_key(), "a")] {
+        let key = first.key.clone().unwrap();
+        let fence = client.acquire(first).await.fence;
+        let copies = (0..64).map(|_| client.reserve(reserve(&key, "a")));
+        for copy in futures_util::future::join_all(copies).await {
+            let Outcome::Acquired(acquired) = copy.unwrap() else { panic!("it is the same reservation") };
+            assert_eq!((acquired.fence, acquired.attempt), (fence, 1));
+        }
+        let heartbeats = futures_util::future::join_all((0..64).map(|_| client.renew(&key, "a")));
+        let completions = futures_util::future::join_all((0..8).map(|_| client.complete(&key, "a", b"r")));
+        let (renewed, completed_) = tokio::join!(heartbeats, completions);
+        for renewal in renewed {
+            match renewal {
+                Ok(_) => {}
+                settled => drop(refused(settled, Code::FailedPrecondition, "ALREADY_FINISHED")),
+            }
+        }
+        let firsts = completed_.into_iter().filter(|answer| !answer.as_ref().unwrap().already_completed);
+        assert_eq!(firsts.count(), 1);
+    }
+}

@@ -80,8 +80,10 @@ async fn new_calls_on_an_old_connection_are_told_to_come_back() {
     tokio::time::sleep(Duration::from_millis(100)).await;
     server.stop();
     let key = fresh_key();
-    let refused_ = async || match client.reserve(reserve(&key, "a")).await {
-        Err(status) if status.message().contains("shutting down") => {
+    // One that came before the drain queues behind the others: it is given up.
+    let call = || tokio::time::timeout(SECOND / 20, client.reserve(reserve(&key, "a")));
+    let refused_ = async || match call().await {
+        Ok(Err(status)) if status.message().contains("shutting down") => {
             refused::<Outcome>(Err(status), Code::Unavailable, "STORE_UNAVAILABLE");
             true
         }
@@ -158,4 +160,17 @@ async fn a_stopped_database_does_not_keep_the_program_from_ending() {
     let (status, took) = timed(program.child.wait()).await;
     assert_eq!(status.unwrap().code(), Some(0));
     assert!(took < 5 * SECOND, "{took:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_second_signal_ends_the_program_at_once() {
+    let database = Backend::Sqlite.database().await;
+    let mut program = Program::serve(&["--database-url", &database.url, "--drain-delay", "30s"]).await;
+    program.signal("TERM");
+    // Until the first one has been taken.
+    eventually("not ready", async || get(&program.admin, "/readyz").await.0 == 503).await;
+    program.signal("TERM");
+    let (status, took) = timed(program.child.wait()).await;
+    assert_eq!(status.unwrap().code(), Some(0));
+    assert!(took < 3 * SECOND, "{took:?}");
 }

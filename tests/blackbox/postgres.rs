@@ -1,6 +1,6 @@
 //! What only a Postgres can do to a service: rows that others hold, settings of others, several migrating at once.
 
-use onceward::proto::RenewRequest;
+use onceward::proto::{RenewRequest, ReserveRequest};
 use sqlx::{AssertSqlSafe, Connection, PgConnection};
 use tonic::Code;
 
@@ -45,6 +45,69 @@ async fn a_row_that_somebody_holds_delays_no_other_key() {
     assert_eq!(count(&mut observer, query).await, 0, "no session is left in a transaction");
     lock.rollback().await.unwrap();
     client.renew(&held, "a").await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_crowd_at_a_row_that_somebody_holds_delays_no_other_key() {
+    let (client, (_server, database)) = Backend::Postgres.client().await;
+    let (held, free) = (fresh_key(), fresh_key());
+    client.acquire(reserve(&held, "a")).await;
+    client.acquire(reserve(&free, "a")).await;
+    let mut holder = PgConnection::connect(&database.url).await.unwrap();
+    let lock = lock_record(&mut holder, &held).await;
+    let crowd: Vec<_> = (0..200)
+        .map(|_| {
+            let (client, held) = (client.clone(), held.clone());
+            tokio::spawn(async move {
+                loop {
+                    match client.renew(&held, "a").await {
+                        Ok(_) => return,
+                        Err(_) => tokio::time::sleep(SECOND / 10).await,
+                    }
+                }
+            })
+        })
+        .collect();
+    for _ in 0..20 {
+        let (renewed, took) = timed(client.renew(&free, "a")).await;
+        renewed.unwrap();
+        // One lock timeout before the row is known to be locked, and room for a busy machine.
+        assert!(took < SECOND, "{took:?}");
+        tokio::time::sleep(SECOND / 50).await;
+    }
+    lock.rollback().await.unwrap();
+    for caller in crowd {
+        caller.await.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_holder_that_renews_keeps_its_key_while_large_records_are_swept() {
+    let database = Backend::Postgres.database().await;
+    let server = Server::start(&database.url, &["--sweep-interval", "1h"]).await;
+    let client = server.client().await;
+    let key = fresh_key();
+    let brief = ReserveRequest { retention: Some(duration(MICROSECOND)), ..lapsed(&key, "a") };
+    client.acquire(brief.clone()).await;
+    let renewal = || RenewRequest { lock_ttl: Some(duration(2 * SECOND)), ..renew(&key, "a") };
+    client.renew_with(renewal()).await.unwrap();
+    for n in 0..150 {
+        client.acquire(ReserveRequest { key: Some(self::key(&format!("large-{n}"))), ..brief.clone() }).await;
+    }
+    let mut connection = PgConnection::connect(&database.url).await.unwrap();
+    let enlarge = "ALTER TABLE onceward_record ALTER result_body SET STORAGE EXTERNAL;
+        UPDATE onceward_record SET result_body = decode(repeat('ff', 1 << 20), 'hex') WHERE value LIKE 'large-%'";
+    sqlx::raw_sql(enlarge).execute(&mut connection).await.unwrap();
+    let arguments = ["sweep", "--database-url", &database.url, "--sweep-grace", "0s"];
+    let mut sweep = Program::command(&arguments).stdout(std::process::Stdio::null()).spawn().unwrap();
+    let mut renewals = 0;
+    while sweep.try_wait().unwrap().is_none() {
+        client.renew_with(renewal()).await.expect("the sweeper is in nobody's way");
+        renewals += 1;
+    }
+    assert!(renewals > 1);
+    assert_eq!(count(&mut connection, "SELECT count(*) FROM onceward_record").await, 1);
+    client.complete(&key, "a", b"r").await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -90,6 +90,50 @@ async fn those_who_wait_while_the_database_dies_are_told_to_come_back() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_database_that_freezes_makes_nobody_wait_for_long() {
+    let postgres = Postgres::start(&[]).unwrap();
+    let server = Server::start(&postgres.url("postgres"), &["--migrate", "--database-pool-size", "4"]).await;
+    let client = server.client().await;
+    client.acquire(reserve(&fresh_key(), "a")).await;
+    postgres.freeze().unwrap();
+    let calls = (0..100).map(|_| timed(client.reserve(reserve(&fresh_key(), "a"))));
+    for (answer, took) in futures_util::future::join_all(calls).await {
+        let code = answer.unwrap_err().code();
+        assert!(matches!(code, Code::Unavailable | Code::ResourceExhausted), "{code:?}");
+        assert!(took < 12 * SECOND, "{took:?}");
+    }
+    eventually("not ready", async || !ready(&server).await).await;
+    // One call at a time tries; whoever comes meanwhile is told at once.
+    let call = || timed(client.reserve(reserve(&fresh_key(), "a")));
+    let fails_fast = async || {
+        let ((one, one_took), (other, other_took)) = tokio::join!(call(), call());
+        one.is_err() && other.is_err() && one_took.min(other_took) < SECOND / 2
+    };
+    eventually("told at once", fails_fast).await;
+    postgres.thaw().unwrap();
+    let served = async || client.reserve(reserve(&fresh_key(), "a")).await.is_ok();
+    let (_, took) = timed(eventually("served again", served)).await;
+    assert!(took < 5 * SECOND, "{took:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn those_who_wait_sit_out_a_short_outage() {
+    let (client, (_server, database)) = Backend::Postgres.client().await;
+    let key = fresh_key();
+    client.acquire(reserve(&key, "a")).await;
+    let waiter = {
+        let (client, key) = (client.clone(), key.clone());
+        tokio::spawn(async move { client.reserve(waiting(reserve(&key, "b"), 30 * SECOND)).await })
+    };
+    // Nobody can even look meanwhile.
+    execute(&database.url, "BEGIN; LOCK TABLE onceward_record IN ACCESS EXCLUSIVE MODE; SELECT pg_sleep(0.7); COMMIT")
+        .await;
+    assert!(!waiter.is_finished());
+    client.complete(&key, "a", b"r").await.unwrap();
+    completed(waiter.await.unwrap());
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn sessions_that_an_administrator_ends_cost_one_call() {
     let (client, (_server, database)) = Backend::Postgres.client().await;
     client.acquire(reserve(&fresh_key(), "a")).await;

@@ -95,7 +95,8 @@ impl Server {
 
     pub async fn with(config: &Serve, options: ServeOptions) -> Self {
         let listeners = Listeners::bind(config.listen, config.admin_listen).await.unwrap();
-        let store = store::open(&config.database.database_url, &config.open_options()).await.unwrap();
+        let url = config.database.url().unwrap();
+        let store = store::open(&url, &config.open_options(&url)).await.unwrap();
         let [address, admin] =
             [&listeners.calls, &listeners.admin].map(|listener| listener.local_addr().unwrap().to_string());
         let (stop, stopped) = oneshot::channel();

@@ -86,8 +86,7 @@ impl Check {
         match read_duration(duration?) {
             Some(duration) if (min..=max).contains(&duration) => Some(duration),
             Some(_) => {
-                let [min, max] = [min, max].map(humantime::format_duration);
-                self.violation(field, format!("must be from {min} to {max}"));
+                self.violation(field, format!("must be from {} to {}", shown(min), shown(max)));
                 None
             }
             None => {
@@ -143,9 +142,27 @@ fn read_duration(duration: prost_types::Duration) -> Option<Duration> {
     Some(Duration::new(seconds, nanos))
 }
 
+/// A duration as people write it, in the largest unit that divides it.
+fn shown(duration: Duration) -> String {
+    let micros = duration.as_micros();
+    let units = [(86_400_000_000, "d"), (3_600_000_000, "h"), (60_000_000, "m"), (1_000_000, "s"), (1000, "ms")];
+    match units.into_iter().find(|(unit, _)| micros > 0 && micros.is_multiple_of(*unit)) {
+        Some((unit, name)) => format!("{}{name}", micros / unit),
+        None => format!("{micros}us"),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn durations_are_shown_as_people_write_them() {
+        let seconds = [(90 * 86_400, "90d"), (86_400, "1d"), (5400, "90m"), (1, "1s")];
+        assert!(seconds.into_iter().all(|(seconds, text)| shown(Duration::from_secs(seconds)) == text));
+        assert_eq!(shown(Duration::from_millis(100)), "100ms");
+        assert_eq!(shown(Duration::from_micros(1)), "1us");
+    }
 
     #[test]
     fn durations_are_read_exactly_or_refused() {

@@ -26,7 +26,7 @@ fn took(stamps: &[Option<Stamp>]) -> usize {
 pub(super) async fn an_insert_takes_where_there_is_no_record(store: Shared) {
     let write_ = insert(&key("a"), reservation("t"));
     let stamp = write(&store, write_.clone()).await.unwrap();
-    let loaded = store.load(vec![key("a")]).await.unwrap();
+    let loaded = store.load(vec![key("a")], Urgency::Reservation).await.unwrap();
     assert_eq!(loaded.records, [Ok(write_.apply(None, stamp.now))]);
     assert!(loaded.now >= stamp.now, "one clock for everything");
     assert_eq!((stamp.fence, stamp.version), (stamp.now.0, stamp.now.0));

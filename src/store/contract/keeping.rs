@@ -96,15 +96,15 @@ pub(super) async fn writes_of_one_call_are_answered_in_order_and_apart(store: Sh
 }
 
 pub(super) async fn a_load_answers_in_order_and_knows_what_is_not_there(store: Shared) {
-    assert_eq!(store.load(Vec::new()).await.unwrap().records, []);
+    assert_eq!(store.load(Vec::new(), Urgency::Reservation).await.unwrap().records, []);
     for name in ["a", "b"] {
         write(&store, insert(&key(name), reservation(name))).await.unwrap();
     }
-    let loaded = store.load(["b", "missing", "a", "b"].map(key).into()).await.unwrap();
+    let loaded = store.load(["b", "missing", "a", "b"].map(key).into(), Urgency::Reservation).await.unwrap();
     let tokens: Vec<_> = loaded.records.into_iter().map(|record| record.unwrap().map(|record| record.token)).collect();
     assert_eq!(tokens, [Some(token("b")), None, Some(token("a")), Some(token("b"))]);
     assert!(
-        store.load(vec![key("missing")]).await.unwrap().now >= loaded.now,
+        store.load(vec![key("missing")], Urgency::Reservation).await.unwrap().now >= loaded.now,
         "the clock is told without a record too"
     );
 }
@@ -128,7 +128,7 @@ pub(super) async fn a_store_that_is_closed_refuses(store: Shared) {
     store.close().await;
     let refused = store.write(vec![finish(&key("a"), holder("t"), 1)]).await;
     assert_eq!(refused, [Err(StoreError::Unavailable)]);
-    assert!(store.load(vec![key("a")]).await.is_err());
+    assert!(store.load(vec![key("a")], Urgency::Reservation).await.is_err());
     assert!(store.check().await.is_err());
 }
 

@@ -17,7 +17,7 @@ pub(super) async fn a_purge_deletes_only_what_expired_before_the_grace(store: Sh
     write(&store, insert(&key("expired"), expired("t"))).await.unwrap();
     assert_eq!(store.purge(Duration::from_secs(3600), 10).await.unwrap(), Purged::default());
     assert_eq!(store.purge(Duration::ZERO, 10).await.unwrap(), Purged { deleted: 1, postponed: 0 });
-    let left = store.load(vec![key("live"), key("lapsed"), key("expired")]).await.unwrap();
+    let left = store.load(vec![key("live"), key("lapsed"), key("expired")], Urgency::Reservation).await.unwrap();
     let left: Vec<_> = left.records.into_iter().map(|record| record.unwrap().is_some()).collect();
     assert_eq!(left, [true, true, false]);
 }
@@ -49,7 +49,7 @@ pub(super) async fn a_purge_never_deletes_what_was_renewed_or_reserved_anew(stor
     write(&store, reserve(&due[2], version(&store, &due[2]).await, "u", 1)).await.unwrap();
     assert_eq!(store.purge(Duration::ZERO, 10).await.unwrap(), Purged { deleted: 0, postponed: 3 });
     assert_eq!(store.purge(Duration::ZERO, 10).await.unwrap(), Purged::default(), "each is met once");
-    let left = store.load(due).await.unwrap();
+    let left = store.load(due, Urgency::Reservation).await.unwrap();
     assert!(left.records.into_iter().all(|record| record.unwrap().is_some()));
 }
 

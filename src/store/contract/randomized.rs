@@ -8,7 +8,7 @@ use proptest::{prelude::*, strategy::ValueTree, test_runner::TestRunner};
 use super::vocabulary::{key, reservation, token};
 use crate::{
     record::{EarlierTokens, Fingerprint, OnExpiry, Outcome, Owner, Record, Status},
-    store::Store,
+    store::{Store, Urgency},
     write::{Action, Checkpoint, Condition, Extension, Finish, Renewed, Reservation, Write},
 };
 
@@ -91,7 +91,8 @@ pub(super) async fn every_write_does_what_it_means(store: Arc<dyn Store>) {
     let (mut taken, mut refused) = (0, 0);
     for round in 0..600 {
         let key = key(&(round / 20).to_string());
-        let load = async || store.load(vec![key.clone()]).await.unwrap().records.pop().unwrap().unwrap();
+        let load =
+            async || store.load(vec![key.clone()], Urgency::Reservation).await.unwrap().records.pop().unwrap().unwrap();
         let before = load().await;
         let action = match strategy.new_tree(&mut runner).unwrap().current() {
             Action::Insert(reservation) => Action::Insert(reservation),
@@ -105,7 +106,7 @@ pub(super) async fn every_write_does_what_it_means(store: Arc<dyn Store>) {
         match written {
             None => {
                 refused += 1;
-                let now = store.load(vec![key.clone()]).await.unwrap().now;
+                let now = store.load(vec![key.clone()], Urgency::Reservation).await.unwrap().now;
                 assert_eq!(write.apply(before.as_ref(), now), None, "{write:?} on {before:?}");
                 assert_eq!(after, before);
             }

@@ -8,6 +8,8 @@ use crate::{
     write::{Action, Condition, Extension, Finish, Renewed, Reservation, Stamp, Write},
 };
 
+pub(super) use crate::store::Urgency;
+
 pub(super) type Shared = Arc<dyn Store>;
 
 pub(super) const DAY: Duration = Duration::from_secs(24 * 3600);
@@ -71,7 +73,7 @@ pub(super) async fn write(store: &Shared, write: Write) -> Option<Stamp> {
 }
 
 pub(super) async fn load(store: &Shared, key: &Key) -> Option<Record> {
-    store.load(vec![key.clone()]).await.unwrap().records.pop().unwrap().unwrap()
+    store.load(vec![key.clone()], Urgency::Reservation).await.unwrap().records.pop().unwrap().unwrap()
 }
 
 pub(super) async fn version(store: &Shared, key: &Key) -> i64 {

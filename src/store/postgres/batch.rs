@@ -40,9 +40,14 @@ pub(super) struct Batch {
 }
 
 impl Batch {
-    /// The writes of this kind, and where each stood among all.
-    pub(super) fn of(kind: Kind, writes: &[Write]) -> (Vec<usize>, Self) {
-        let mut chosen: Vec<_> = writes.iter().enumerate().filter(|(_, write)| Kind::of(write) == kind).collect();
+    /// One write.
+    pub(super) fn single(write: Write) -> Self {
+        Self { kind: Kind::of(&write), writes: vec![write] }
+    }
+
+    /// The writes of this kind, and their places.
+    pub(super) fn of<'w>(kind: Kind, writes: impl Iterator<Item = (usize, &'w Write)>) -> (Vec<usize>, Self) {
+        let mut chosen: Vec<_> = writes.filter(|(_, write)| Kind::of(write) == kind).collect();
         chosen.sort_by_key(|(_, write)| write.key.id());
         let (places, writes) = chosen.into_iter().map(|(place, write)| (place, write.clone())).unzip();
         (places, Self { kind, writes })
@@ -50,6 +55,10 @@ impl Batch {
 
     pub(super) fn len(&self) -> usize {
         self.writes.len()
+    }
+
+    pub(super) fn ids(&self) -> impl Iterator<Item = Uuid> {
+        self.writes.iter().map(|write| write.key.id())
     }
 
     pub(super) fn is_reservation(&self) -> bool {

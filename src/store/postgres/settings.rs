@@ -3,7 +3,10 @@
 //! The settings go with each connection. A pooler in transaction mode forgets them, and hands one session's to another;
 //! there they belong on a role of Onceward's own, and serving checks that they are in force.
 
+use std::time::Duration;
+
 use sqlx::{AssertSqlSafe, Connection, PgConnection, Row};
+use tokio::time::timeout;
 
 use super::{Url, one_line};
 use crate::store::{OpenError, OpenOptions};
@@ -25,6 +28,11 @@ const SETTINGS: [(&str, &str); 11] = [
     ("enable_memoize", "off"),
     ("plan_cache_mode", "force_generic_plan"),
 ];
+
+/// What was accepted at the start stays in force for the session, whatever becomes of the server's configuration.
+const PIN_DURABILITY: &str = "SELECT set_config('synchronous_commit', current_setting('synchronous_commit'), false);";
+/// How long a database may take to let us in.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Where the settings of the session are made.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, clap::ValueEnum)]
@@ -49,12 +57,12 @@ pub fn role(url: &Url) -> &str {
 
 /// Connects, puts the settings in force, and refuses a database that does not keep its promises.
 pub(super) async fn connect(url: &Url, options: &OpenOptions) -> Result<PgConnection, OpenError> {
-    let mut connection = PgConnection::connect_with(&url.0).await.map_err(|error| url.connect_error(&error))?;
+    let mut connection = url.connect().await?;
     match options.settings {
         Scope::Connection => {
             let statements = SETTINGS.map(|(name, value)| format!("SET {name} = '{value}';")).concat();
             // Constants only.
-            let set = sqlx::raw_sql(AssertSqlSafe(statements)).execute(&mut connection).await;
+            let set = sqlx::raw_sql(AssertSqlSafe(statements + PIN_DURABILITY)).execute(&mut connection).await;
             set.map_err(|error| url.connect_error(&error))?;
         }
         Scope::Role => check_settings(url, &mut connection).await?,
@@ -81,10 +89,12 @@ async fn check_settings(url: &Url, connection: &mut PgConnection) -> Result<(), 
 
 /// Properties of the database that decide whether it may be served from.
 pub(super) struct Condition {
-    pub(super) read_only: bool,
+    read_only: bool,
     fsync: String,
     synchronous_commit: String,
     server_encoding: String,
+    /// Unknown where there is no table yet.
+    privileged: Option<bool>,
 }
 
 impl Condition {
@@ -95,10 +105,12 @@ impl Condition {
             fsync: row.try_get("fsync")?,
             synchronous_commit: row.try_get("synchronous_commit")?,
             server_encoding: row.try_get("server_encoding")?,
+            privileged: row.try_get("privileged")?,
         })
     }
 
-    fn accept(&self, url: &Url, options: &OpenOptions) -> Result<(), OpenError> {
+    /// Refuses a database that does not keep its promises.
+    pub(super) fn accept(&self, url: &Url, options: &OpenOptions) -> Result<(), OpenError> {
         let database = url.to_string();
         if self.server_encoding != "UTF8" {
             let setting = format!("server_encoding is {}, not UTF8", self.server_encoding);
@@ -106,6 +118,10 @@ impl Condition {
         }
         if self.read_only {
             return Err(OpenError::ReadOnly(database));
+        }
+        if self.privileged == Some(false) {
+            let setting = "the role needs SELECT, INSERT, UPDATE and DELETE on onceward_record".into();
+            return Err(OpenError::Setting { database, setting });
         }
         for (name, value) in [("fsync", &self.fsync), ("synchronous_commit", &self.synchronous_commit)] {
             if value == "off" && !options.allow_unsafe_durability {
@@ -117,6 +133,14 @@ impl Condition {
 }
 
 impl Url {
+    /// A connection without any settings.
+    pub(super) async fn connect(&self) -> Result<PgConnection, OpenError> {
+        match timeout(CONNECT_TIMEOUT, PgConnection::connect_with(&self.0)).await {
+            Ok(connected) => connected.map_err(|error| self.connect_error(&error)),
+            Err(_) => Err(OpenError::Connect { database: self.to_string(), reason: "it does not answer".into() }),
+        }
+    }
+
     pub(super) fn connect_error(&self, error: &sqlx::Error) -> OpenError {
         OpenError::Connect { database: self.to_string(), reason: one_line(error) }
     }

@@ -1,4 +1,4 @@
--- Moves the first ?2 due records that outlive ?1 to their expiry. ?3 is the clock.
+-- Moves those of the first ?2 due records that outlive ?1 to their expiry. ?3 is the clock.
 UPDATE onceward_record
 SET purge_after = coalesce(expires_at, ?3 + retention)
 WHERE
