@@ -32,7 +32,7 @@ test-postgres-versions: ## Run the store contract and the black-box suite on the
 	for version in 14 18; do \
 		PG_BIN="$(POSTGRES_VERSIONS)/$$version/bin" \
 		$(CARGO) run --quiet --package onceward-testing --bin with-postgres -- \
-		sh -c '$(CARGO) test --lib store:: && $(CARGO) test --test blackbox' || exit 1; \
+		sh -c '$(CARGO) test --workspace --lib store:: && $(CARGO) test --workspace --test blackbox' || exit 1; \
 	done
 
 ci: format lint proto-lint docs test test-postgres-versions ## What must pass before a change lands

@@ -4,6 +4,9 @@
 //! change. Where it does not take, the record is loaded and the rules of [`lifecycle`] say what to do next. Losing a race
 //! means going round once more, a bounded number of times.
 
+#[cfg(test)]
+mod tests;
+
 use std::{sync::Arc, time::Duration};
 
 use tokio::{

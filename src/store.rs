@@ -7,6 +7,8 @@
 mod connections;
 #[cfg(test)]
 mod contract;
+#[cfg(test)]
+pub(crate) mod memory;
 mod metadata;
 mod migrations;
 pub mod postgres;

@@ -32,16 +32,15 @@ async fn during_the_delay_calls_are_served_and_health_says_no() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn after_the_delay_new_calls_are_refused_and_waiters_are_answered() {
-    let database = Backend::Postgres.database().await;
-    let mut server = Server::start(&database.url, &["--drain-timeout", "10s"]).await;
-    let client = server.client().await;
+async fn after_the_delay_waiters_are_answered_and_calls_in_flight_finish() {
+    let (client, (mut program, database)) = Backend::Postgres.program(&["--drain-timeout", "10s"]).await;
     let key = fresh_key();
     client.acquire(reserve(&key, "a")).await;
     let waiter = {
         let (client, key) = (client.clone(), key.clone());
         tokio::spawn(async move { client.reserve(waiting(reserve(&key, "b"), 30 * SECOND)).await })
     };
+    program.waiters(1).await;
     // A call that takes longer than the drain's first steps: somebody holds the row.
     let mut holder = PgConnection::connect(&database.url).await.unwrap();
     let lock = lock_record(&mut holder, &key).await;
@@ -49,16 +48,19 @@ async fn after_the_delay_new_calls_are_refused_and_waiters_are_answered() {
         let (client, key) = (client.clone(), key.clone());
         tokio::spawn(async move { client.complete(&key, "a", b"r").await })
     };
-    tokio::time::sleep(Duration::from_millis(50)).await;
-    server.stop();
-    assert!(matches!(waiter.await.unwrap().unwrap(), Outcome::InProgress(_)), "waiters are answered");
+    let queue = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'";
+    let mut observer = PgConnection::connect(&database.url).await.unwrap();
+    let mut blocked = async || sqlx::query_scalar::<_, i64>(queue).fetch_one(&mut observer).await.unwrap() > 0;
+    while !blocked().await && !in_flight.is_finished() {}
+    program.signal("TERM");
     lock.rollback().await.unwrap();
+    assert!(matches!(waiter.await.unwrap().unwrap(), Outcome::InProgress(_) | Outcome::Completed(_)));
     match in_flight.await.unwrap() {
         Ok(_) => {}
         status => drop(refused(status, Code::Unavailable, "STORE_UNAVAILABLE")),
     }
-    let (stopped, took) = timed(server.stopped()).await;
-    stopped.unwrap();
+    let (status, took) = timed(program.child.wait()).await;
+    assert_eq!(status.unwrap().code(), Some(0));
     assert!(took < 5 * SECOND, "nothing is left to wait for: {took:?}");
     assert!(client.lookup(&key).await.is_err());
 }

@@ -76,15 +76,15 @@ async fn a_database_that_comes_back_read_only_is_served_from_once_it_is_writable
 #[tokio::test(flavor = "multi_thread")]
 async fn those_who_wait_while_the_database_dies_are_told_to_come_back() {
     let postgres = Postgres::start(&[]).unwrap();
-    let server = Server::start(&postgres.url("postgres"), &["--migrate"]).await;
-    let client = server.client().await;
+    let program = Program::lenient(&postgres.url("postgres"), &["--migrate"]).await;
+    let client = program.client().await;
     let key = fresh_key();
     client.acquire(reserve(&key, "a")).await;
     let waiter = {
         let (client, key) = (client.clone(), key.clone());
         tokio::spawn(async move { client.reserve(waiting(reserve(&key, "b"), 30 * SECOND)).await })
     };
-    tokio::time::sleep(SECOND / 5).await;
+    program.waiters(1).await;
     postgres.kill().unwrap();
     refused(waiter.await.unwrap(), Code::Unavailable, "STORE_UNAVAILABLE");
 }
@@ -118,13 +118,14 @@ async fn a_database_that_freezes_makes_nobody_wait_for_long() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn those_who_wait_sit_out_a_short_outage() {
-    let (client, (_server, database)) = Backend::Postgres.client().await;
+    let (client, (program, database)) = Backend::Postgres.program(&[]).await;
     let key = fresh_key();
     client.acquire(reserve(&key, "a")).await;
     let waiter = {
         let (client, key) = (client.clone(), key.clone());
         tokio::spawn(async move { client.reserve(waiting(reserve(&key, "b"), 30 * SECOND)).await })
     };
+    program.waiters(1).await;
     // Nobody can even look meanwhile.
     execute(&database.url, "BEGIN; LOCK TABLE onceward_record IN ACCESS EXCLUSIVE MODE; SELECT pg_sleep(0.7); COMMIT")
         .await;

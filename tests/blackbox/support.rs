@@ -74,6 +74,15 @@ impl Backend {
     }
 }
 
+impl Backend {
+    /// A client of the program itself, on a fresh database; what else there is must live as long.
+    pub async fn program(self, flags: &[&str]) -> (Client, (Program, Database)) {
+        let database = self.database().await;
+        let program = Program::lenient(&database.url, flags).await;
+        (program.client().await, (program, database))
+    }
+}
+
 /// A server in this process.
 pub struct Server {
     pub address: String,
@@ -177,6 +186,18 @@ impl Program {
             after.split_whitespace().next().unwrap().to_owned()
         };
         Self { child, address: field("listen"), admin: field("admin_listen"), _log: log }
+    }
+
+    /// Starts it with locks and retentions of a microsecond allowed.
+    pub async fn lenient(url: &str, flags: &[&str]) -> Self {
+        let tests = ["--database-url", url, "--lock-ttl-min", "1us", "--retention-min", "1us"];
+        Self::serve(&[&tests, flags].concat()).await
+    }
+
+    /// Until this many Reserves wait for a key.
+    pub async fn waiters(&self, count: usize) {
+        let metric = format!("\nonceward_waiters {count}\n");
+        eventually("they wait", async || get(&self.admin, "/metrics").await.1.contains(&metric)).await;
     }
 
     pub async fn client(&self) -> Client {
