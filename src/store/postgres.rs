@@ -18,7 +18,7 @@ use sqlx::{ConnectOptions, Connection, PgConnection, Row, postgres::PgConnectOpt
 
 use self::{
     batch::{Batch, Kind},
-    locked::{Access, LockedRows},
+    locked::{Access, LockedRows, Turn},
 };
 use super::{
     Loaded, OpenError, OpenOptions, Purged, Store, StoreError, Urgency,
@@ -177,39 +177,47 @@ impl Postgres {
         Ok(self.run(Lane::Slow, single).await?.into_iter().next().flatten())
     }
 
-    /// Writes one whose row was met locked, if nobody else does so now.
-    async fn write_slowly(&self, write: &Write) -> Option<Result<Option<Stamp>, StoreError>> {
-        match self.locked.access(write.key.id()) {
-            Access::Free => None,
-            Access::Taken => Some(Err(StoreError::Locked)),
-            Access::Turn(turn) => {
-                let written = self.write_apart(Batch::single(write.clone())).await;
-                if written.is_ok() {
-                    turn.free();
-                }
-                Some(written)
+    /// Writes each kind as one statement. The places say which of all the writes each result is for.
+    async fn write_by_kind(&self, writes: Vec<(usize, &Write)>) -> Vec<(usize, Result<Option<Stamp>, StoreError>)> {
+        let mut results = Vec::with_capacity(writes.len());
+        for kind in Kind::ALL {
+            let (places, batch) = Batch::of(kind, writes.iter().copied());
+            if batch.len() > 0 {
+                results.extend(places.into_iter().zip(self.write_together(batch).await));
             }
         }
+        results
+    }
+
+    /// Writes one whose row was met locked, while nobody else may.
+    async fn write_in_turn(&self, write: &Write, turn: Turn<'_>) -> Result<Option<Stamp>, StoreError> {
+        let written = self.write_apart(Batch::single(write.clone())).await;
+        if written.is_ok() {
+            turn.free();
+        }
+        written
     }
 }
 
 #[async_trait]
 impl Store for Postgres {
     async fn write(&self, writes: Vec<Write>) -> Vec<Result<Option<Stamp>, StoreError>> {
-        let mut results: Vec<_> = join_all(writes.iter().map(|write| self.write_slowly(write))).await;
-        for kind in Kind::ALL {
-            let free = writes.iter().enumerate().filter(|(place, _)| results.get(*place).is_some_and(Option::is_none));
-            let (places, batch) = Batch::of(kind, free);
-            if batch.len() == 0 {
-                continue;
-            }
-            for (place, result) in places.into_iter().zip(self.write_together(batch).await) {
-                if let Some(slot) = results.get_mut(place) {
-                    *slot = Some(result);
-                }
+        let mut results: Vec<_> = writes.iter().map(|_| Err(StoreError::Locked)).collect();
+        let (mut free, mut in_turn) = (Vec::new(), Vec::new());
+        for (place, write) in writes.iter().enumerate() {
+            match self.locked.access(write.key.id()) {
+                Access::Free => free.push((place, write)),
+                Access::Turn(turn) => in_turn.push(async move { (place, self.write_in_turn(write, turn).await) }),
+                Access::Taken => {}
             }
         }
-        results.into_iter().map(|result| result.unwrap_or(Err(StoreError::Unavailable))).collect()
+        let (free, in_turn) = tokio::join!(self.write_by_kind(free), join_all(in_turn));
+        for (place, result) in free.into_iter().chain(in_turn) {
+            if let Some(slot) = results.get_mut(place) {
+                *slot = result;
+            }
+        }
+        results
     }
 
     async fn load(&self, keys: Vec<Key>, urgency: Urgency) -> Result<Loaded, StoreError> {

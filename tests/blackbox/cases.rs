@@ -161,13 +161,13 @@ async fn copies_of_one_call_all_have_its_outcome(#[values(Backend::Sqlite, Backe
     for first in [reserve(&fresh_key(), "a"), lapsed(&fresh_key(), "a")] {
         let key = first.key.clone().unwrap();
         let fence = client.acquire(first).await.fence;
-        let copies = (0..64).map(|_| client.reserve(reserve(&key, "a")));
+        let copies = (0..64).map(|_| insist(|| client.reserve(reserve(&key, "a"))));
         for copy in futures_util::future::join_all(copies).await {
             let Outcome::Acquired(acquired) = copy.unwrap() else { panic!("it is the same reservation") };
             assert_eq!((acquired.fence, acquired.attempt), (fence, 1));
         }
-        let heartbeats = futures_util::future::join_all((0..64).map(|_| client.renew(&key, "a")));
-        let completions = futures_util::future::join_all((0..8).map(|_| client.complete(&key, "a", b"r")));
+        let heartbeats = futures_util::future::join_all((0..64).map(|_| insist(|| client.renew(&key, "a"))));
+        let completions = futures_util::future::join_all((0..8).map(|_| insist(|| client.complete(&key, "a", b"r"))));
         let (renewed, completed_) = tokio::join!(heartbeats, completions);
         for renewal in renewed {
             match renewal {

@@ -125,7 +125,7 @@ async fn another_default_isolation_changes_nothing() {
         let calls: Vec<_> = (0..64)
             .map(|n| {
                 let (client, key) = (client.clone(), key.clone());
-                tokio::spawn(async move { client.reserve(reserve(&key, &n.to_string())).await.unwrap() })
+                tokio::spawn(async move { insist(|| client.reserve(reserve(&key, &n.to_string()))).await.unwrap() })
             })
             .collect();
         let mut acquired = 0;

@@ -19,7 +19,7 @@ async fn of_64_reserves_of_a_fresh_key_exactly_one_acquires() {
         let calls: Vec<_> = (0..64)
             .map(|n| {
                 let (client, key) = (clients[n % 2].clone(), key.clone());
-                tokio::spawn(async move { client.reserve(reserve(&key, &n.to_string())).await })
+                tokio::spawn(async move { insist(|| client.reserve(reserve(&key, &n.to_string()))).await })
             })
             .collect();
         let mut acquired = 0;
@@ -43,7 +43,7 @@ async fn of_64_takeovers_exactly_one_acquires() {
         let calls: Vec<_> = (0..64)
             .map(|n| {
                 let (client, key) = (clients[n % 2].clone(), key.clone());
-                tokio::spawn(async move { client.reserve(reserve(&key, &n.to_string())).await })
+                tokio::spawn(async move { insist(|| client.reserve(reserve(&key, &n.to_string()))).await })
             })
             .collect();
         let mut acquired = Vec::new();
@@ -68,8 +68,10 @@ async fn at_the_end_of_a_lock_either_its_holder_completes_or_the_next_one_acquir
         // Ends at about the time at which both arrive.
         let lock_ttl = std::time::Duration::from_micros(1 + round % 3000);
         clients[0].acquire(ReserveRequest { lock_ttl: Some(duration(lock_ttl)), ..reserve(&key, "a") }).await;
-        let (completed_, reserved) =
-            tokio::join!(clients[0].complete(&key, "a", b"r"), clients[1].reserve(reserve(&key, "b")));
+        let (completed_, reserved) = tokio::join!(
+            insist(|| clients[0].complete(&key, "a", b"r")),
+            insist(|| clients[1].reserve(reserve(&key, "b"))),
+        );
         match (completed_, reserved.unwrap()) {
             (Ok(_), Outcome::Completed(finished)) => {
                 assert_eq!(body(finished), "r");
@@ -96,7 +98,10 @@ async fn a_takeover_and_a_renewal_never_both_hold() {
         clients[0].acquire(lapsed(&key, "a")).await;
         let mut renewal = renew(&key, "a");
         renewal.lock_ttl = Some(duration(30 * SECOND));
-        let (renewed, reserved) = tokio::join!(clients[0].renew_with(renewal), clients[1].reserve(reserve(&key, "b")));
+        let (renewed, reserved) = tokio::join!(
+            insist(|| clients[0].renew_with(renewal.clone())),
+            insist(|| clients[1].reserve(reserve(&key, "b"))),
+        );
         match (renewed, reserved.unwrap()) {
             (Ok(_), Outcome::InProgress(held)) => assert_eq!(held.attempt, 1),
             (Err(status), Outcome::Acquired(_)) => assert_eq!(status.code(), Code::Aborted),
@@ -112,9 +117,9 @@ async fn resolvers_at_once_agree_on_one_outcome() {
         let key = fresh_key();
         let fence = clients[0].acquire(hold(lapsed(&key, "a"))).await.fence;
         let (one, other, holder) = tokio::join!(
-            clients[0].resolve(&key, fence, resolve_complete(b"resolved"), false),
-            clients[1].resolve(&key, fence, resolve_fail(false), false),
-            clients[1].complete(&key, "a", b"late"),
+            insist(|| clients[0].resolve(&key, fence, resolve_complete(b"resolved"), false)),
+            insist(|| clients[1].resolve(&key, fence, resolve_fail(false), false)),
+            insist(|| clients[1].complete(&key, "a", b"late")),
         );
         let won = [one.is_ok(), other.is_ok(), holder.is_ok()];
         assert_eq!(won.iter().filter(|won| **won).count(), 1, "{won:?}");

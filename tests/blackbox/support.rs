@@ -322,6 +322,20 @@ pub fn duration(duration: Duration) -> prost_types::Duration {
     duration.try_into().unwrap()
 }
 
+/// Repeats a call for as long as it is unavailable, as every client does: on a slow disk a rival's commit may take longer
+/// than the lock timeout.
+pub async fn insist<T, F: Future<Output = Result<T, Status>>>(call: impl Fn() -> F) -> Result<T, Status> {
+    let until = Instant::now() + 30 * SECOND;
+    loop {
+        match call().await {
+            Err(status) if status.code() == Code::Unavailable && Instant::now() < until => {
+                sleep(Duration::from_millis(50)).await;
+            }
+            answer => return answer,
+        }
+    }
+}
+
 /// Checks an error whole: its code, its reason and its domain; gives its details.
 #[track_caller]
 pub fn refused<T: std::fmt::Debug>(result: Result<T, Status>, code: Code, reason: &str) -> ErrorDetails {

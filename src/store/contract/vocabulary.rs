@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use crate::{
     record::{Key, OnExpiry, Outcome, Record, Status, Token},
-    store::Store,
+    store::{Store, StoreError},
     write::{Action, Condition, Extension, Finish, Renewed, Reservation, Stamp, Write},
 };
 
@@ -68,8 +68,14 @@ pub(super) fn holder(name: &str) -> Condition {
     Condition::Holder(token(name))
 }
 
+/// Writes; again for as long as a rival's commit, on a slow disk, takes longer than the lock timeout.
 pub(super) async fn write(store: &Shared, write: Write) -> Option<Stamp> {
-    store.write(vec![write]).await.pop().unwrap().unwrap()
+    loop {
+        match store.write(vec![write.clone()]).await.pop().unwrap() {
+            Err(StoreError::Locked) => {}
+            written => return written.unwrap(),
+        }
+    }
 }
 
 pub(super) async fn load(store: &Shared, key: &Key) -> Option<Record> {
