@@ -176,3 +176,56 @@ async fn a_second_signal_ends_the_program_at_once() {
     assert_eq!(status.unwrap().code(), Some(0));
     assert!(took < 3 * SECOND, "{took:?}");
 }
+
+/// Callers that repeat a call elsewhere, with the same token, notice nothing when one of two servers goes.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_loss_of_one_of_two_servers_costs_no_call_and_duplicates_none() {
+    for signal in ["TERM", "KILL"] {
+        let database = Backend::Postgres.database().await;
+        let [mut leaving, staying] =
+            [Program::lenient(&database.url, &[]).await, Program::lenient(&database.url, &[]).await];
+        let clients = [leaving.client().await, staying.client().await];
+        let callers: Vec<_> = (0..20)
+            .map(|n| {
+                let clients = clients.clone();
+                tokio::spawn(async move {
+                    let end = tokio::time::Instant::now() + 2 * SECOND;
+                    let mut pairs = 0;
+                    while tokio::time::Instant::now() < end {
+                        let key = fresh_key();
+                        let acquired = anywhere(&clients, n, |client| client.reserve(reserve(&key, "only"))).await;
+                        let Outcome::Acquired(acquired) = acquired else { panic!("{acquired:?}") };
+                        assert_eq!(acquired.attempt, 1);
+                        anywhere(&clients, n, |client| client.complete(&key, "only", b"r")).await;
+                        let rival = anywhere(&clients, n, |client| client.reserve(reserve(&key, "rival"))).await;
+                        assert_eq!(body(completed(Ok(rival))), "r");
+                        pairs += 1;
+                    }
+                    pairs
+                })
+            })
+            .collect();
+        tokio::time::sleep(SECOND / 2).await;
+        leaving.signal(signal);
+        leaving.child.wait().await.unwrap();
+        for caller in callers {
+            assert!(caller.await.unwrap() > 0);
+        }
+    }
+}
+
+/// Calls one server, and the other where the first one cannot answer.
+async fn anywhere<'c, T, F: Future<Output = Result<T, tonic::Status>>>(
+    clients: &'c [Client; 2],
+    first: usize,
+    call: impl Fn(&'c Client) -> F,
+) -> T {
+    let mut place = first;
+    loop {
+        match call(&clients[place % 2]).await {
+            Ok(answer) => return answer,
+            Err(status) if matches!(status.code(), Code::Unavailable | Code::Cancelled | Code::Unknown) => place += 1,
+            Err(status) => panic!("{status:?}"),
+        }
+    }
+}
