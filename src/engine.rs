@@ -6,14 +6,13 @@
 
 #[cfg(test)]
 mod tests;
+mod turns;
 
 use std::{sync::Arc, time::Duration};
 
-use tokio::{
-    sync::Semaphore,
-    time::{Instant, sleep_until},
-};
+use tokio::time::{Instant, sleep_until};
 
+use self::turns::Turns;
 use crate::{
     lifecycle::{self, Acquired, Refusal, Reserved, Step},
     record::{Key, Record, Timestamp, Token},
@@ -67,24 +66,6 @@ pub struct Engine {
     store: Arc<dyn Store>,
     waiters: Waiters,
     turns: Arc<Turns>,
-}
-
-/// One turn at a time for the calls of a key in this process. Keys share turns, as many as there are.
-struct Turns(Vec<Semaphore>);
-
-impl Default for Turns {
-    fn default() -> Self {
-        Self((0..1024).map(|_| Semaphore::new(1)).collect())
-    }
-}
-
-impl Turns {
-    #[expect(clippy::indexing_slicing, reason = "a remainder is below its divisor")]
-    fn of(&self, key: &Key) -> &Semaphore {
-        // Ids are hashes: their last bytes spread well.
-        let place = key.id().as_u128() as usize % self.0.len();
-        &self.0[place]
-    }
 }
 
 /// How a call was settled.
@@ -251,12 +232,12 @@ impl Engine {
             match rule(record.as_ref(), now)? {
                 Step::Answer(answer) => return Ok(Settled::Answer(answer)),
                 Step::Write(next) => {
-                    turn = turn.or_else(|| self.turns.of(key).try_acquire().ok());
+                    turn = turn.or_else(|| self.turns.take_now(key));
                     if turn.is_some() {
                         (write, seen) = (Some(next), record);
                     } else {
                         // What was loaded is old by the time that the turn comes.
-                        turn = self.turns.of(key).acquire().await.ok();
+                        turn = self.turns.take(key).await;
                     }
                 }
             }
