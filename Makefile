@@ -26,10 +26,10 @@ run-postgres: postgres ## Serve on a private Postgres, which is gone afterwards
 		sh -c 'exec target/release/onceward serve --migrate --database-url "$$ONCEWARD_TEST_POSTGRES/postgres"'
 
 test-postgres-versions: ## Run the store contract and the black-box suite on the oldest and the newest supported Postgres
-	scripts/fetch-postgres $(POSTGRES_VERSIONS)/14 $(POSTGRES_14)
-	scripts/fetch-postgres $(POSTGRES_VERSIONS)/18 $(POSTGRES_18)
+	scripts/fetch-postgres $(POSTGRES_VERSIONS)/$(POSTGRES_14) $(POSTGRES_14)
+	scripts/fetch-postgres $(POSTGRES_VERSIONS)/$(POSTGRES_18) $(POSTGRES_18)
 	$(CARGO) build --workspace --tests
-	for version in 14 18; do \
+	for version in $(POSTGRES_14) $(POSTGRES_18); do \
 		PG_BIN="$(POSTGRES_VERSIONS)/$$version/bin" \
 		$(CARGO) run --quiet --package onceward-testing --bin with-postgres -- \
 		sh -c '$(CARGO) test --workspace --lib store:: && $(CARGO) test --workspace --test blackbox' || exit 1; \

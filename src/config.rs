@@ -266,7 +266,7 @@ impl Serve {
         Ok(ServeOptions {
             limits,
             waiters: WaiterLimits { per_key: self.waiters_per_key_max, total: self.waiters_max },
-            sweep: Some(SweepOptions { interval: self.sweep_interval, grace: self.sweep_grace }),
+            sweep: SweepOptions { interval: self.sweep_interval, grace: self.sweep_grace },
             drain_delay: self.drain_delay,
             drain_timeout: self.drain_timeout,
         })

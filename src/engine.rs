@@ -18,7 +18,7 @@ use crate::{
     record::{Key, Record, Timestamp, Token},
     store::{Loaded, Store, StoreError, Urgency},
     waiters::{Sighting, Waiters},
-    write::{Action, Extension, Finish, Reservation, Stamp, Write},
+    write::{Extension, Finish, Reservation, Stamp, Write},
 };
 
 /// How often a call goes round before it gives up for now. Each round lost means that another caller's write took.
@@ -143,7 +143,7 @@ impl Engine {
             Settled::Answer(answer) => Ok(answer),
             Settled::Written { write, seen, stamp } => {
                 self.waiters.wake(key);
-                let resolved = write.apply(seen.as_ref(), stamp.now).ok_or(Refusal::KeyNotFound)?;
+                let resolved = write.apply(seen.as_ref(), stamp.now).ok_or(StoreError::Unavailable)?;
                 Ok((resolved, stamp.now))
             }
         }
@@ -257,20 +257,12 @@ impl Engine {
 }
 
 fn acquired(reservation: &Reservation, write: &Write, seen: Option<Record>, stamp: &Stamp) -> Reserved {
-    let attempt = match &write.action {
-        Action::Reserve(_, renewed) => renewed.attempt,
-        // The same reservation again, or the first.
-        _ => seen.as_ref().map_or(1, |record| record.attempt),
-    };
+    let record = write.apply(seen.as_ref(), stamp.now);
     Reserved::Acquired(Acquired {
         fence: stamp.fence,
-        attempt,
+        attempt: record.as_ref().map_or(1, |record| record.attempt),
         lock_ttl: reservation.lock_ttl,
         locked_until: stamp.locked_until,
-        // A new record that replaces an expired one inherits no checkpoint.
-        checkpoint: match &write.action {
-            Action::Reserve(_, renewed) if !renewed.continues() => None,
-            _ => seen.and_then(|record| record.checkpoint),
-        },
+        checkpoint: record.and_then(|record| record.checkpoint),
     })
 }

@@ -136,5 +136,8 @@ impl IdempotencyService for Service {
 }
 
 fn answer<T>(result: Result<T, CallError>) -> Result<Response<T>, Status> {
-    result.map(Response::new).map_err(Status::from)
+    result.map(Response::new).map_err(|error| {
+        telemetry::refused(error.reason());
+        error.into()
+    })
 }

@@ -7,7 +7,7 @@
 //! What always holds, whatever the order of calls:
 //!
 //! - one live holder at a time, and each new one has a higher fence;
-//! - a finished record never changes, until it expires;
+//! - a final result (completed, or failed for good) never changes until it expires;
 //! - a call that is sent again has the same outcome, unless somebody else acted or a lock or retention ran out between;
 //! - after a lock that ran out under [`OnExpiry::Hold`] nobody executes.
 
@@ -21,8 +21,8 @@ use std::{convert::Infallible, time::Duration};
 use bytes::Bytes;
 
 use crate::{
-    record::{Fingerprint, Key, OnExpiry, Origin, Outcome, Owner, Record, Status, Timestamp, Token},
-    write::{Action, Condition, Extension, Finish, Renewed, Reservation, Write},
+    record::{Fingerprint, Key, OnExpiry, Origin, Owner, Record, Status, StoredResult, Timestamp, Token},
+    write::{Action, Condition, Extension, Finish, NextReservation, Reservation, Write},
 };
 
 /// What a rule says: an answer, or a write to try.
@@ -92,7 +92,7 @@ pub struct Acquired {
 #[derive(Clone, PartialEq, Debug)]
 pub struct Finished {
     /// The result.
-    pub outcome: Outcome,
+    pub result: StoredResult,
     /// The attempt that finished.
     pub attempt: i32,
     /// When it finished.
@@ -238,8 +238,8 @@ fn reserve_again(request: &Reservation, record: &Record) -> Step<Reserved> {
 
 /// A new record over an expired one.
 fn replace(request: &Reservation, record: &Record) -> Step<Reserved> {
-    let renewed = Renewed { reservation: request.clone(), attempt: 1, earlier_tokens: Default::default() };
-    let action = Action::Reserve(Condition::Seen(record.version), renewed);
+    let next = NextReservation { reservation: request.clone(), attempt: 1, earlier_tokens: Default::default() };
+    let action = Action::Reserve(Condition::Seen(record.version), next);
     Step::Write(Write { key: record.key.clone(), action })
 }
 
@@ -250,12 +250,12 @@ fn take_over(request: &Reservation, record: &Record) -> Step<Reserved> {
         on_expiry: record.on_expiry.or(request.on_expiry),
         ..request.clone()
     };
-    let renewed = Renewed {
+    let next = NextReservation {
         reservation,
         attempt: record.attempt.saturating_add(1),
         earlier_tokens: record.earlier_tokens.with(&record.token),
     };
-    let action = Action::Reserve(Condition::Seen(record.version), renewed);
+    let action = Action::Reserve(Condition::Seen(record.version), next);
     Step::Write(Write { key: record.key.clone(), action })
 }
 
@@ -274,7 +274,7 @@ fn in_progress(record: &Record, now: Timestamp) -> Reserved {
 
 fn finished(record: &Record) -> Finished {
     Finished {
-        outcome: record.outcome.clone().unwrap_or_default(),
+        result: record.result.clone().unwrap_or_default(),
         attempt: record.attempt,
         finished_at: record.finished_at.unwrap_or(record.created_at),
         expires_at: record.expires_at,

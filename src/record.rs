@@ -77,7 +77,7 @@ pub struct Record {
     /// The number of the stored checkpoint, where the holder numbers them.
     pub checkpoint_sequence: Option<i64>,
     /// What duplicates get, once it finished for good.
-    pub outcome: Option<Outcome>,
+    pub result: Option<StoredResult>,
 }
 
 impl Record {
@@ -155,7 +155,7 @@ impl OnExpiry {
 
 /// What a duplicate gets back.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct Outcome {
+pub struct StoredResult {
     /// A number of the caller's own meaning.
     pub code: i32,
     /// Pairs of the caller's own meaning, in order; names may repeat.

@@ -69,8 +69,8 @@ pub struct ServeOptions {
     pub limits: Limits,
     /// How many may wait.
     pub waiters: WaiterLimits,
-    /// When to sweep; never if `None`.
-    pub sweep: Option<SweepOptions>,
+    /// When to sweep, and what.
+    pub sweep: SweepOptions,
     /// From the signal to stop until new calls are refused.
     pub drain_delay: Duration,
     /// From then until what is left is cut.
@@ -168,9 +168,7 @@ impl Running {
         let poll = server.waiters.clone();
         let (store, background) = (server.store.clone(), server.background.clone());
         server.spawn("waiters' poll", async move { poll.poll(store, background).await });
-        if let Some(sweep) = options.sweep {
-            server.spawn("sweeper", sweeper::run(server.store.clone(), sweep, server.background.clone()));
-        }
+        server.spawn("sweeper", sweeper::run(server.store.clone(), options.sweep, server.background.clone()));
         server.spawn("metrics upkeep", telemetry::upkeep(recorder.clone(), server.background.clone()));
         let admin =
             axum::serve(Incoming::new(listeners.admin, server.connections.clone()), admin::routes(readiness, recorder));
@@ -186,6 +184,9 @@ impl Running {
         let calls = Server::builder()
             .max_concurrent_streams(STREAMS_MAX)
             .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
+            // Callers that leave in a burst reset their streams before we have accepted them. By default twenty such end the
+            // connection, with everybody else's calls on it.
+            .http2_max_pending_accept_reset_streams(Some(STREAMS_MAX as usize))
             .http2_keepalive_interval(Some(KEEPALIVE_INTERVAL))
             .http2_keepalive_timeout(Some(KEEPALIVE_TIMEOUT))
             .add_service(Calls::new(IdempotencyServiceServer::new(service), server.gate.clone()))

@@ -2,7 +2,7 @@
 //!
 //! Anything that can put-if-absent and compare-and-swap on one record can be a store. A store knows no rules: it applies
 //! [`Write`]s as [`Write::apply`] says, on its own clock, and tells which of them took. Every promise below has its case
-//! in the contract suite, which runs on every store.
+//! in the contract suite, which runs on every store, or, where it takes a rival that only one store knows, beside that store.
 
 mod connections;
 #[cfg(test)]
@@ -44,7 +44,8 @@ pub trait Store: Send + Sync + 'static {
     /// - A change takes only if its condition holds at that moment. No two writes take under the same version.
     /// - `Ok(None)` is *unknown*, not refused: the condition did not hold, or something else got in the way. Load and decide
     ///   again.
-    /// - The writes of one call are of different keys. One that fails never fails its neighbours.
+    /// - The writes of one call are of different keys. One whose row somebody else holds never fails its neighbours; an outage
+    ///   may fail all.
     /// - An error says nothing about what was done, except [`StoreError::Locked`] and [`StoreError::Overloaded`]: nothing.
     /// - Completions are never refused for reservations that wait: they have room of their own in every queue.
     async fn write(&self, writes: Vec<Write>) -> Vec<Result<Option<Stamp>, StoreError>>;
@@ -54,7 +55,10 @@ pub trait Store: Send + Sync + 'static {
     /// A record that some earlier call was told of is found. Records past their expiry are found until they are purged.
     async fn load(&self, keys: Vec<Key>, urgency: Urgency) -> Result<Loaded, StoreError>;
 
-    /// Deletes up to `limit` records whose expiry lies at least `grace` back, the longest due first.
+    /// Deletes up to `limit` due records whose expiry lies at least `grace` back, the longest due first.
+    ///
+    /// A record is due once it would have expired if nobody had finished it: one that was finished sooner, or for a shorter
+    /// retention, counts no more from its expiry on and is deleted when it is due. This is how the sweeper purges.
     ///
     /// - Never one that was extended, finished or reserved anew meanwhile.
     /// - Several may purge at once without waiting for each other or for anybody's lock.

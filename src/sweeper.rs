@@ -5,7 +5,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use tokio::time::{Instant, MissedTickBehavior, interval};
+use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
@@ -35,13 +35,7 @@ pub struct SweepOptions {
 ///
 /// A batch that has begun goes on to its end.
 pub async fn run(store: Arc<dyn Store>, options: SweepOptions, shutdown: CancellationToken) {
-    let mut ticks = interval(options.interval);
-    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
-        tokio::select! {
-            () = shutdown.cancelled() => return,
-            _ = ticks.tick() => {}
-        }
         let swept = tokio::select! {
             () = shutdown.cancelled() => return,
             swept = pass(&*store, options.grace) => swept,
@@ -50,6 +44,10 @@ pub async fn run(store: Arc<dyn Store>, options: SweepOptions, shutdown: Cancell
             Ok(Purged { deleted: 0, .. }) => {}
             Ok(Purged { deleted, postponed }) => info!(deleted, postponed, "expired records swept"),
             Err(error) => warn!(%error, "sweep given up until the next interval"),
+        }
+        tokio::select! {
+            () = shutdown.cancelled() => return,
+            () = sleep(options.interval) => {}
         }
     }
 }

@@ -9,7 +9,7 @@ use std::time::Duration;
 use bytes::Bytes;
 
 use crate::record::{
-    EarlierTokens, Fingerprint, Key, OnExpiry, Origin, Outcome, Owner, Record, Status, Timestamp, Token, micros,
+    EarlierTokens, Fingerprint, Key, OnExpiry, Origin, Owner, Record, Status, StoredResult, Timestamp, Token, micros,
 };
 
 /// One atomic step on the record of one key.
@@ -27,7 +27,7 @@ pub enum Action {
     /// A new record, if there is none.
     Insert(Reservation),
     /// A new reservation on an existing record.
-    Reserve(Condition, Renewed),
+    Reserve(Condition, NextReservation),
     /// More time, and perhaps a checkpoint, for the reservation that holds.
     Extend(Condition, Extension),
     /// The end of a reservation.
@@ -64,7 +64,7 @@ pub struct Reservation {
 
 /// A new reservation on an existing record.
 #[derive(Clone, PartialEq, Debug)]
-pub struct Renewed {
+pub struct NextReservation {
     /// The reservation.
     pub reservation: Reservation,
     /// Where it stands in the life of the record.
@@ -73,7 +73,7 @@ pub struct Renewed {
     pub earlier_tokens: EarlierTokens,
 }
 
-impl Renewed {
+impl NextReservation {
     /// Whether the record goes on, with its checkpoint and its beginning; at the first attempt a new record replaces an
     /// expired one and inherits its fence and version alone.
     pub fn continues(&self) -> bool {
@@ -109,7 +109,7 @@ pub struct Finish {
     /// Whether a resolver ends it.
     pub resolved: bool,
     /// What duplicates get, if it ends for good.
-    pub outcome: Option<Outcome>,
+    pub result: Option<StoredResult>,
     /// How long it answers duplicates; as reserved if `None`.
     pub retention: Option<Duration>,
     /// What the next attempt receives; the stored one is kept if `None`, empty clears it.
@@ -138,8 +138,8 @@ impl Write {
     pub fn apply(&self, record: Option<&Record>, now: Timestamp) -> Option<Record> {
         match (&self.action, record) {
             (Action::Insert(reservation), None) => Some(reservation.begin(&self.key, now, 0)),
-            (Action::Reserve(condition, renewed), Some(record)) if condition.allows(record) => {
-                Some(renewed.apply(record, now))
+            (Action::Reserve(condition, next), Some(record)) if condition.allows(record) => {
+                Some(next.apply(record, now))
             }
             (Action::Extend(condition, extension), Some(record)) if condition.allows(record) => {
                 Some(extension.apply(record, now))
@@ -207,12 +207,12 @@ impl Reservation {
             expires_at: unfinished_expiry(self.on_expiry, locked_until, self.retention),
             checkpoint: None,
             checkpoint_sequence: None,
-            outcome: None,
+            result: None,
         }
     }
 }
 
-impl Renewed {
+impl NextReservation {
     fn apply(&self, record: &Record, now: Timestamp) -> Record {
         let next = Record {
             version: record.version + 1,
@@ -259,7 +259,7 @@ impl Finish {
             retention,
             finished_at: Some(now),
             expires_at: Some(now.after(retention)),
-            outcome: self.outcome.clone(),
+            result: self.result.clone(),
             checkpoint: match &self.checkpoint {
                 Some(checkpoint) => some_bytes(checkpoint),
                 None => record.checkpoint.clone(),

@@ -7,7 +7,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::*;
 use crate::{
-    record::{OnExpiry, Outcome, Status},
+    record::{OnExpiry, Status, StoredResult},
     store::memory::Memory,
     waiters::{POLL_INTERVAL, WaiterLimits},
 };
@@ -42,8 +42,8 @@ impl World {
     }
 
     async fn finish(&self, name: &str, status: Status) {
-        let outcome = (status != Status::FailedRetryable).then(Outcome::default);
-        let finish = Finish { status, resolved: false, outcome, retention: None, checkpoint: None };
+        let result = (status != Status::FailedRetryable).then(StoredResult::default);
+        let finish = Finish { status, resolved: false, result, retention: None, checkpoint: None };
         self.engine.finish(&self.key, &Token::new(name).unwrap(), &finish).await.unwrap();
     }
 }

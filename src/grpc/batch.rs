@@ -9,8 +9,9 @@ use futures_util::{StreamExt, stream};
 use prost::Message;
 
 use super::{CallContext, Service, status::CallError};
-use crate::proto::{
-    BatchOperation, BatchRequest, BatchResponse, BatchResult, Key, batch_operation::Operation, batch_result,
+use crate::{
+    proto::{BatchOperation, BatchRequest, BatchResponse, BatchResult, Key, batch_operation::Operation, batch_result},
+    telemetry,
 };
 
 /// The most operations of a Batch.
@@ -110,13 +111,26 @@ struct Room(AtomicUsize);
 
 impl Room {
     fn fit(&self, answer: Result<batch_result::Result, CallError>) -> BatchResult {
-        let result = |answer: Result<_, CallError>| {
-            let answer = answer.unwrap_or_else(|error| batch_result::Result::Error(error.into_message()));
-            BatchResult { result: Some(answer) }
-        };
-        let fitting = result(answer);
+        let reason = answer.as_ref().err().map(CallError::reason);
+        let fitting = as_result(answer);
         let length = fitting.encoded_len();
         let taken = self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(length));
-        if taken.is_ok() { fitting } else { result(Err(CallError::ResponseTooLarge)) }
+        let (result, reason) = match taken {
+            Ok(_) => (fitting, reason),
+            Err(_) => {
+                let error = CallError::ResponseTooLarge;
+                let reason = error.reason();
+                (as_result(Err(error)), Some(reason))
+            }
+        };
+        if let Some(reason) = reason {
+            telemetry::refused(reason);
+        }
+        result
     }
+}
+
+fn as_result(answer: Result<batch_result::Result, CallError>) -> BatchResult {
+    let result = answer.unwrap_or_else(|error| batch_result::Result::Error(error.into_message()));
+    BatchResult { result: Some(result) }
 }

@@ -144,5 +144,6 @@ fn in_our_form(response: Response<Body>) -> Response<Body> {
 }
 
 fn refusal(error: CallError) -> Response<Body> {
+    telemetry::refused(error.reason());
     Status::from(error).into_http()
 }

@@ -15,7 +15,7 @@ pub(super) use self::respond::{complete_response, fail_response, record, renew_r
 use super::status::CallError;
 use crate::{
     proto,
-    record::{Fingerprint, Key, OnExpiry, Origin, Outcome, Owner, Status, Token},
+    record::{Fingerprint, Key, OnExpiry, Origin, Owner, Status, StoredResult, Token},
     write::{Checkpoint, Extension, Finish, Reservation},
 };
 
@@ -75,21 +75,21 @@ pub(super) fn complete(request: proto::CompleteRequest, limits: &Limits) -> Resu
     let mut check = Check::default();
     let key = check.key(request.key);
     let token = check.field("token", Token::new(&request.token));
-    let outcome = check.outcome("result", request.result);
+    let result = check.result("result", request.result);
     let retention = check.duration("retention", request.retention, limits.retention.min, limits.retention.max);
-    check.finish(key, token, |key, token| (key, token, ending(Status::Completed, Some(outcome), retention, None)))
+    check.finish(key, token, |key, token| (key, token, ending(Status::Completed, Some(result), retention, None)))
 }
 
 pub(super) fn fail(request: proto::FailRequest) -> Result<(Key, Token, Finish), CallError> {
     let mut check = Check::default();
     let key = check.key(request.key);
     let token = check.field("token", Token::new(&request.token));
-    let (status, outcome) = failure(&mut check, "result", request.retryable, request.result);
+    let (status, result) = failure(&mut check, "result", request.retryable, request.result);
     if !request.retryable && request.checkpoint.is_some() {
         check.violation("checkpoint", "belongs to a retryable failure only");
     }
     let checkpoint = check.checkpoint("checkpoint", request.checkpoint);
-    check.finish(key, token, |key, token| (key, token, ending(status, outcome, None, checkpoint)))
+    check.finish(key, token, |key, token| (key, token, ending(status, result, None, checkpoint)))
 }
 
 pub(super) fn renew(request: proto::RenewRequest, limits: &Limits) -> Result<(Key, Token, Extension), CallError> {
@@ -117,7 +117,7 @@ pub(super) fn resolve(request: proto::ResolveRequest) -> Result<(Key, i64, bool,
     let key = check.key(request.key);
     let resolution = match request.resolution {
         Some(Resolution::Complete(complete)) => {
-            Some((Status::Completed, Some(check.outcome("complete.result", complete.result))))
+            Some((Status::Completed, Some(check.result("complete.result", complete.result))))
         }
         Some(Resolution::Fail(fail)) => Some(failure(&mut check, "fail.result", fail.retryable, fail.result)),
         None => {
@@ -126,8 +126,8 @@ pub(super) fn resolve(request: proto::ResolveRequest) -> Result<(Key, i64, bool,
         }
     };
     let force = request.force.unwrap_or(false);
-    check.finish(key, resolution, |key, (status, outcome)| {
-        (key, request.fence, force, Finish { resolved: true, ..ending(status, outcome, None, None) })
+    check.finish(key, resolution, |key, (status, result)| {
+        (key, request.fence, force, Finish { resolved: true, ..ending(status, result, None, None) })
     })
 }
 
@@ -137,9 +137,9 @@ fn failure(
     field: &str,
     retryable: bool,
     result: Option<proto::Result>,
-) -> (Status, Option<Outcome>) {
+) -> (Status, Option<StoredResult>) {
     if !retryable {
-        return (Status::Failed, Some(check.outcome(field, result)));
+        return (Status::Failed, Some(check.result(field, result)));
     }
     if result.is_some() {
         check.violation(field, "belongs to a permanent failure only");
@@ -147,6 +147,11 @@ fn failure(
     (Status::FailedRetryable, None)
 }
 
-fn ending(status: Status, outcome: Option<Outcome>, retention: Option<Duration>, checkpoint: Option<Bytes>) -> Finish {
-    Finish { status, resolved: false, outcome, retention, checkpoint }
+fn ending(
+    status: Status,
+    result: Option<StoredResult>,
+    retention: Option<Duration>,
+    checkpoint: Option<Bytes>,
+) -> Finish {
+    Finish { status, resolved: false, result, retention, checkpoint }
 }

@@ -9,7 +9,7 @@ use prost::Message;
 use tonic::{Code, Status};
 use tonic_types::{ErrorDetails, FieldViolation, StatusExt};
 
-use crate::{engine::EngineError, lifecycle::Refusal, store::StoreError, telemetry};
+use crate::{engine::EngineError, lifecycle::Refusal, store::StoreError};
 
 /// The domain of every reason.
 const DOMAIN: &str = "onceward";
@@ -49,6 +49,11 @@ impl CallError {
     /// Whether the outcome is unknown and the call is to be repeated.
     pub(super) fn is_unavailable(&self) -> bool {
         self.parts().0 == Code::Unavailable
+    }
+
+    /// The reason, as the caller and the metrics know it.
+    pub(super) fn reason(&self) -> &'static str {
+        self.parts().1
     }
 
     /// As a message: what a Batch answers for one item.
@@ -113,7 +118,6 @@ impl CallError {
 impl From<CallError> for Status {
     fn from(error: CallError) -> Self {
         let (code, reason, message, retry) = error.parts();
-        telemetry::refused(reason);
         let mut details = ErrorDetails::with_error_info(reason, DOMAIN, []);
         if let Some(delay) = retry {
             details.set_retry_info(Some(delay));

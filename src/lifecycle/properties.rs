@@ -47,7 +47,7 @@ struct World {
     /// Who may believe to hold the key, and until when by the last answer.
     leases: HashMap<Token, Timestamp>,
     highest_fence: i64,
-    /// Tokens that may have acted while the record was to be held, until their fate is known.
+    /// Who may have acted while the record was to be held, until its fate is known.
     unresolved_hold: Option<Token>,
 }
 
@@ -80,8 +80,8 @@ impl World {
     }
 
     fn ending(status: Status, resolved: bool, code: i32) -> Finish {
-        let outcome = (status != Status::FailedRetryable).then(|| Outcome { code, ..Outcome::default() });
-        Finish { status, resolved, outcome, retention: None, checkpoint: None }
+        let result = (status != Status::FailedRetryable).then(|| StoredResult { code, ..StoredResult::default() });
+        Finish { status, resolved, result, retention: None, checkpoint: None }
     }
 
     fn write(&mut self, write: &Write) {
@@ -143,7 +143,7 @@ impl World {
                     }
                     Reserved::InDoubt(_) => assert!(record.status == Status::InProgress && !record.is_live(self.now)),
                     Reserved::Completed(finished) | Reserved::Failed(finished) => {
-                        assert_eq!(Some(finished.outcome), record.outcome, "a replay is the stored result");
+                        assert_eq!(Some(finished.result), record.result, "a replay is the stored result");
                     }
                 }
             }
@@ -237,7 +237,7 @@ proptest! {
         }
     }
 
-    /// Reads between two writes change nothing: the same question has the same answer.
+    /// No event changes a final result before it expires.
     #[test]
     fn a_finished_result_never_changes(history in prop::collection::vec(events(), 1..60)) {
         let mut world = World::new();

@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::*;
 use crate::{
     record::EarlierTokens,
-    write::{Checkpoint, Renewed},
+    write::{Checkpoint, NextReservation},
 };
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -42,9 +42,9 @@ fn printed(name: &str, fingerprint: &str) -> Reservation {
 }
 
 fn ending(status: Status) -> Finish {
-    let final_outcome = status != Status::FailedRetryable;
-    let outcome = final_outcome.then(|| Outcome { code: 7, ..Outcome::default() });
-    Finish { status, resolved: false, outcome, retention: None, checkpoint: None }
+    let is_final = status != Status::FailedRetryable;
+    let result = is_final.then(|| StoredResult { code: 7, ..StoredResult::default() });
+    Finish { status, resolved: false, result, retention: None, checkpoint: None }
 }
 
 fn extension() -> Extension {
@@ -112,7 +112,7 @@ mod reserving {
             let request = printed("holder", "x:01");
             let new = written(reserve_on(&old, &request, AFTER_EXPIRY), Some(&old), AFTER_EXPIRY);
             assert_eq!((new.attempt, new.fence), (1, old.fence + 1));
-            assert_eq!((new.created_at, &new.checkpoint, &new.outcome), (AFTER_EXPIRY, &None, &None));
+            assert_eq!((new.created_at, &new.checkpoint, &new.result), (AFTER_EXPIRY, &None, &None));
             assert_eq!(new.earlier_tokens, EarlierTokens::default());
             assert!(new.version > old.version);
         }
@@ -217,9 +217,9 @@ mod reserving {
     fn a_final_result_is_replayed_to_everybody() {
         for name in ["holder", "other"] {
             let completed = answered(reserve_on(&finished_as(Status::Completed), &reservation(name), AFTER_LOCK));
-            assert!(matches!(completed, Reserved::Completed(finished) if finished.outcome.code == 7));
+            assert!(matches!(completed, Reserved::Completed(finished) if finished.result.code == 7));
             let failed = answered(reserve_on(&finished_as(Status::Failed), &reservation(name), AFTER_LOCK));
-            assert!(matches!(failed, Reserved::Failed(finished) if finished.outcome.code == 7));
+            assert!(matches!(failed, Reserved::Failed(finished) if finished.result.code == 7));
         }
     }
 
@@ -410,7 +410,7 @@ mod resolving {
 #[test]
 fn a_takeover_keeps_the_condition_that_it_was_decided_on() {
     let record = inserted(&reservation("a"));
-    let Ok(Step::Write(Write { action: Action::Reserve(condition, Renewed { attempt, .. }), .. })) =
+    let Ok(Step::Write(Write { action: Action::Reserve(condition, NextReservation { attempt, .. }), .. })) =
         reserve_on(&record, &reservation("b"), AFTER_LOCK)
     else {
         panic!("expected a new reservation")

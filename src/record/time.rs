@@ -1,18 +1,12 @@
 //! [`Timestamp`]: an instant of a store's clock.
 
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 /// Microseconds since 1970-01-01 00:00 UTC, the resolution of Postgres.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct Timestamp(pub i64);
 
 impl Timestamp {
-    /// The clock of this process. Only a store without a clock of its own may ask for it.
-    pub fn of_this_process() -> Self {
-        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        Self(0).after(since)
-    }
-
     /// This much later; the end of time if that is beyond it.
     pub fn after(self, duration: Duration) -> Self {
         Self(self.0.saturating_add(micros(duration)))

@@ -62,7 +62,8 @@ struct Inner<C> {
     idle: Mutex<Vec<(u64, C)>>,
     /// Connections opened under an earlier number are not lent again.
     generation: AtomicU64,
-    /// Whether the database could be reached when it was last tried. An outage is one line in the log, not one a call.
+    /// Whether the database could be reached when it was last tried. An outage is one line in the log, not one for each
+    /// call.
     reachable: AtomicBool,
     /// Who tries, while it could not be reached.
     attempt: Semaphore,
@@ -115,6 +116,10 @@ impl<C: Send + 'static> Connections<C> {
     }
 
     /// Lets the work that has begun end, and closes the connections.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropped, nothing new is begun and what has begun goes on; it may be called again.
     pub(super) async fn close(&self) {
         self.0.slots.close();
         self.0.gate.close();
@@ -324,7 +329,7 @@ mod tests {
         finished.await.unwrap();
     }
 
-    #[tokio::test]
+    #[tokio::test(start_paused = true)]
     async fn completions_have_room_when_reservations_are_refused() {
         let connections = counter(1);
         let _slot = connections.slot(Urgency::Reservation).await.unwrap();
@@ -391,8 +396,20 @@ mod tests {
     #[tokio::test]
     async fn closing_waits_for_the_work_and_refuses_more() {
         let connections = counter(1);
-        number(&connections).await;
-        connections.close().await;
+        let (finish, may_finish) = oneshot::channel::<()>();
+        let work = connections.run(Urgency::Completion, |number| {
+            Box::pin(async move {
+                let _ = may_finish.await;
+                Ok(*number)
+            })
+        });
+        let mut closing = Box::pin(connections.close());
+        let waits = async {
+            assert!(futures_util::poll!(closing.as_mut()).is_pending(), "work has begun");
+            finish.send(()).unwrap();
+            closing.await;
+        };
+        assert_eq!(tokio::join!(biased; work, waits).0, Ok(0));
         let refused = connections.run(Urgency::Completion, |number| Box::pin(async { Ok(*number) })).await;
         assert_eq!(refused, Err(StoreError::Unavailable));
     }

@@ -51,6 +51,7 @@ suite! {
     purging::a_purge_deletes_only_what_expired_before_the_grace,
     purging::a_purge_is_limited_and_goes_on_where_it_left_off,
     purging::a_purge_never_deletes_what_was_renewed_or_reserved_anew,
+    purging::a_record_that_finished_early_is_deleted_once_it_is_due,
     purging::purges_at_once_delete_each_record_once,
     purging::a_record_that_is_to_be_held_is_never_purged,
     keeping::writes_of_one_call_are_answered_in_order_and_apart,
@@ -60,7 +61,7 @@ suite! {
     keeping::the_largest_result_is_stored,
     keeping::callers_that_leave_leave_nothing_half_done,
     keeping::a_store_that_is_closed_refuses,
-    keeping::a_check_answers_while_every_connection_is_busy,
+    keeping::a_check_answers_until_the_store_is_closed,
     randomized::every_write_does_what_it_means,
 }
 

@@ -14,7 +14,7 @@ const TABLE: &str = "onceward_migration";
 pub(super) const APPLIED: &str = "SELECT version FROM onceward_migration WHERE success";
 
 /// A step from one state of the tables to the next.
-pub(super) struct Step {
+pub(super) struct Script {
     /// Counts from 1.
     pub(super) version: i64,
     /// The name of its file.
@@ -23,10 +23,10 @@ pub(super) struct Step {
     pub(super) sql: &'static str,
 }
 
-/// Runs the steps that the database has not run yet. Several processes at once take turns.
-pub(super) async fn run<C: Migrate>(steps: &[Step], connection: &mut C) -> Result<(), MigrateError> {
-    let migrations = steps.iter().map(|step| {
-        Migration::new(step.version, step.name.into(), MigrationType::Simple, step.sql.into_sql_str(), false)
+/// Runs the scripts that the database has not run yet. Several processes at once take turns.
+pub(super) async fn run<C: Migrate>(scripts: &[Script], connection: &mut C) -> Result<(), MigrateError> {
+    let migrations = scripts.iter().map(|script| {
+        Migration::new(script.version, script.name.into(), MigrationType::Simple, script.sql.into_sql_str(), false)
     });
     let mut migrator = Migrator::with_migrations(migrations.collect());
     migrator.dangerous_set_table_name(TABLE);
@@ -37,6 +37,6 @@ pub(super) async fn run<C: Migrate>(steps: &[Step], connection: &mut C) -> Resul
 }
 
 /// Whether a database that has run `applied` has all that this program needs.
-pub(super) fn are_complete(steps: &[Step], applied: &[i64]) -> bool {
-    steps.iter().all(|step| applied.contains(&step.version))
+pub(super) fn are_complete(scripts: &[Script], applied: &[i64]) -> bool {
+    scripts.iter().all(|script| applied.contains(&script.version))
 }

@@ -9,6 +9,8 @@
 mod batch;
 mod locked;
 pub mod settings;
+#[cfg(test)]
+mod tests;
 
 use std::{collections::HashMap, fmt, str::FromStr, sync::Arc, time::Duration};
 
@@ -23,7 +25,7 @@ use self::{
 use super::{
     Loaded, OpenError, OpenOptions, Purged, Store, StoreError, Urgency,
     connections::{Connections, Fault},
-    migrations::{self, Step},
+    migrations::{self, Script},
     row,
 };
 use crate::{
@@ -32,8 +34,8 @@ use crate::{
 };
 
 /// The migrations, oldest first.
-const MIGRATIONS: [Step; 1] =
-    [Step { version: 1, name: "record", sql: include_str!("../../migrations/postgres/0001_record.sql") }];
+const MIGRATIONS: [Script; 1] =
+    [Script { version: 1, name: "record", sql: include_str!("../../migrations/postgres/0001_record.sql") }];
 
 /// A little longer than the database itself lets a statement run.
 const WORK_TIMEOUT: Duration = Duration::from_secs(6);
@@ -108,6 +110,11 @@ impl Postgres {
         match applied {
             Ok(applied) if migrations::are_complete(&MIGRATIONS, &applied) => Ok(()),
             Ok(_) => Err(OpenError::NotMigrated(url.to_string())),
+            // insufficient_privilege
+            Err(error) if code(&error).as_deref() == Some("42501") => Err(OpenError::Setting {
+                database: url.to_string(),
+                setting: "the role needs SELECT on onceward_migration".into(),
+            }),
             // undefined_table
             Err(error) if code(&error).as_deref() == Some("42P01") => Err(OpenError::NotMigrated(url.to_string())),
             Err(error) => Err(url.connect_error(&error)),
@@ -245,8 +252,8 @@ impl Store for Postgres {
             .run(Urgency::Completion, move |connection| {
                 Box::pin(async move {
                     let broken = |reason: &dyn std::fmt::Display| Fault::Broken(reason.to_string());
-                    let condition = settings::Condition::of(connection).await.map_err(|error| broken(&error))?;
-                    condition.accept(&url, &options).map_err(|error| broken(&error))
+                    let properties = settings::Properties::of(connection).await.map_err(|error| broken(&error))?;
+                    properties.accept(&url, &options).map_err(|error| broken(&error))
                 })
             })
             .await

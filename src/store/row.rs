@@ -15,7 +15,8 @@ use sqlx::{
 use super::{StoreError, metadata};
 use crate::{
     record::{
-        EarlierTokens, Fingerprint, Invalid, Key, OnExpiry, Origin, Outcome, Owner, Record, Status, Timestamp, Token,
+        EarlierTokens, Fingerprint, Invalid, Key, OnExpiry, Origin, Owner, Record, Status, StoredResult, Timestamp,
+        Token,
     },
     write::Stamp,
 };
@@ -54,9 +55,9 @@ pub(super) fn record<D: Columns>(row: &D::Row, key: &Key) -> Result<Result<Recor
     let optional = |name| D::get::<Option<String>>(row, name);
     let bytes = |name| Ok::<_, sqlx::Error>(D::get::<Option<Vec<u8>>>(row, name)?.map(Bytes::from));
     let code: Option<i32> = D::get(row, "result_code")?;
-    let outcome = match code {
+    let result = match code {
         None => None,
-        Some(code) => Some(Outcome {
+        Some(code) => Some(StoredResult {
             code,
             metadata: metadata::decode(optional("result_metadata")?.as_deref())
                 .map_err(|e| unreadable("result_metadata", e))?,
@@ -84,7 +85,7 @@ pub(super) fn record<D: Columns>(row: &D::Row, key: &Key) -> Result<Result<Recor
         expires_at: D::get(row, "expires_at")?,
         checkpoint: bytes("checkpoint")?,
         checkpoint_sequence: D::get(row, "checkpoint_sequence")?,
-        outcome,
+        result,
     }))
 }
 

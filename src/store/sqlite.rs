@@ -1,10 +1,15 @@
 //! [`Sqlite`]: the embedded store, in a file or in memory.
 //!
 //! One connection writes, in turn: a file has one writer at a time anyway. Files are read and checked on connections apart;
-//! memory belongs to its one connection. Each batch is one transaction that takes the write lock first; the clock, this process's, is read under it. WAL with
-//! synchronous=FULL: a commit is on the disk before it is answered.
+//! memory belongs to its one connection. Each batch is one transaction that takes the write lock first; the clock, this
+//! process's, is read under it. WAL with synchronous=FULL: a commit is on the disk before it is answered.
 
-use std::{fmt, path::PathBuf, str::FromStr, time::Duration};
+use std::{
+    fmt,
+    path::PathBuf,
+    str::FromStr,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
 
 use async_trait::async_trait;
 use sqlx::{
@@ -13,14 +18,13 @@ use sqlx::{
     query::Query,
     sqlite::{SqliteArguments, SqliteConnectOptions, SqliteJournalMode, SqliteSynchronous},
 };
-
 use tokio::time::sleep;
 
 use super::{
     Loaded, OpenError, OpenOptions, Purged, Store, StoreError, Urgency,
     connections::{Connections, Fault},
     metadata,
-    migrations::{self, Step},
+    migrations::{self, Script},
     row,
 };
 use crate::{
@@ -29,8 +33,8 @@ use crate::{
 };
 
 /// The migrations, oldest first.
-const MIGRATIONS: [Step; 1] =
-    [Step { version: 1, name: "record", sql: include_str!("../../migrations/sqlite/0001_record.sql") }];
+const MIGRATIONS: [Script; 1] =
+    [Script { version: 1, name: "record", sql: include_str!("../../migrations/sqlite/0001_record.sql") }];
 
 /// How long to wait for another process that writes to the same file.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(1);
@@ -54,7 +58,7 @@ struct FileConnections {
 }
 
 impl Sqlite {
-    /// Opens the file, or makes it.
+    /// Opens the file; makes it if it is to migrate.
     ///
     /// # Cancel safety
     ///
@@ -91,7 +95,7 @@ impl Sqlite {
                 Box::pin(async move {
                     let done: Result<T, sqlx::Error> = async {
                         let mut transaction = connection.begin_with("BEGIN IMMEDIATE").await?;
-                        let answer = work(&mut transaction, Timestamp::of_this_process()).await?;
+                        let answer = work(&mut transaction, clock()).await?;
                         transaction.commit().await?;
                         Ok(answer)
                     }
@@ -134,7 +138,7 @@ impl Store for Sqlite {
         reader
             .run(urgency, move |connection| {
                 Box::pin(async move {
-                    let now = Timestamp::of_this_process();
+                    let now = clock();
                     let mut records = Vec::with_capacity(keys.len());
                     for key in &keys {
                         records.push(load(connection, key).await.map_err(|error| fault(&error, in_memory))?);
@@ -194,6 +198,11 @@ impl Store for Sqlite {
     }
 }
 
+/// The clock of this process: an embedded database has none of its own.
+fn clock() -> Timestamp {
+    Timestamp(0).after(SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default())
+}
+
 async fn load(connection: &mut SqliteConnection, key: &Key) -> Result<Result<Option<Record>, StoreError>, sqlx::Error> {
     let row = sqlx::query(include_str!("sqlite/load.sql")).bind(key.id()).fetch_optional(connection).await?;
     match row {
@@ -234,16 +243,16 @@ fn statement(write: &Write, now: Timestamp) -> Query<'_, sqlx::Sqlite, SqliteArg
             .bind(reservation.origin.as_ref().map(|origin| origin.as_str()))
             .bind(micros(reservation.lock_ttl))
             .bind(micros(reservation.retention)),
-        Action::Reserve(condition, renewed) => change(include_str!("sqlite/reserve.sql"), condition)
-            .bind(renewed.reservation.token.as_str())
-            .bind(renewed.reservation.on_expiry.code())
-            .bind(renewed.reservation.owner.as_ref().map(|owner| owner.as_str()))
-            .bind(renewed.reservation.fingerprint.as_ref().map(|fingerprint| fingerprint.as_str()))
-            .bind(renewed.reservation.origin.as_ref().map(|origin| origin.as_str()))
-            .bind(micros(renewed.reservation.lock_ttl))
-            .bind(micros(renewed.reservation.retention))
-            .bind(renewed.attempt)
-            .bind(renewed.earlier_tokens.as_bytes()),
+        Action::Reserve(condition, next) => change(include_str!("sqlite/reserve.sql"), condition)
+            .bind(next.reservation.token.as_str())
+            .bind(next.reservation.on_expiry.code())
+            .bind(next.reservation.owner.as_ref().map(|owner| owner.as_str()))
+            .bind(next.reservation.fingerprint.as_ref().map(|fingerprint| fingerprint.as_str()))
+            .bind(next.reservation.origin.as_ref().map(|origin| origin.as_str()))
+            .bind(micros(next.reservation.lock_ttl))
+            .bind(micros(next.reservation.retention))
+            .bind(next.attempt)
+            .bind(next.earlier_tokens.as_bytes()),
         Action::Extend(condition, extension) => change(include_str!("sqlite/extend.sql"), condition)
             .bind(extension.lock_ttl.map(micros))
             .bind(extension.on_expiry.code())
@@ -254,9 +263,9 @@ fn statement(write: &Write, now: Timestamp) -> Query<'_, sqlx::Sqlite, SqliteArg
             .bind(finish.resolved)
             .bind(finish.retention.map(micros))
             .bind(finish.checkpoint.as_deref())
-            .bind(finish.outcome.as_ref().map(|outcome| outcome.code))
-            .bind(finish.outcome.as_ref().and_then(|outcome| metadata::encode(&outcome.metadata)))
-            .bind(finish.outcome.as_ref().map(|outcome| outcome.body.as_ref())),
+            .bind(finish.result.as_ref().map(|result| result.code))
+            .bind(finish.result.as_ref().and_then(|result| metadata::encode(&result.metadata)))
+            .bind(finish.result.as_ref().map(|result| result.body.as_ref())),
     }
 }
 

@@ -6,6 +6,7 @@ use crate::support::*;
 async fn health_readiness_and_metrics_are_served() {
     let (client, (server, _database)) = Backend::Sqlite.client().await;
     client.acquire(reserve(&fresh_key(), "a")).await;
+    client.lookup(&fresh_key()).await.unwrap_err();
     assert_eq!(server.get("/healthz").await.0, 200);
     assert_eq!(server.get("/readyz").await.0, 200);
     let (status, metrics) = server.get("/metrics").await;
@@ -16,6 +17,7 @@ async fn health_readiness_and_metrics_are_served() {
         "onceward_reserve_outcomes_total{outcome=\"acquired\"}",
         "onceward_calls_in_flight",
         "onceward_store_up 1",
+        "onceward_errors_total{reason=\"KEY_NOT_FOUND\"}",
     ] {
         assert!(metrics.contains(name), "{name} is missing from\n{metrics}");
     }

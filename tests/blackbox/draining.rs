@@ -32,7 +32,7 @@ async fn during_the_delay_calls_are_served_and_health_says_no() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn after_the_delay_waiters_are_answered_and_calls_in_flight_finish() {
+async fn after_the_delay_waiters_and_calls_in_flight_are_answered() {
     let (client, (mut program, database)) = Backend::Postgres.program(&["--drain-timeout", "10s"]).await;
     let key = fresh_key();
     client.acquire(reserve(&key, "a")).await;
@@ -48,7 +48,8 @@ async fn after_the_delay_waiters_are_answered_and_calls_in_flight_finish() {
         let (client, key) = (client.clone(), key.clone());
         tokio::spawn(async move { client.complete(&key, "a", b"r").await })
     };
-    let queue = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'";
+    let queue = "SELECT count(*) FROM pg_stat_activity
+        WHERE wait_event_type = 'Lock' AND datname = current_database()";
     let mut observer = PgConnection::connect(&database.url).await.unwrap();
     let mut blocked = async || sqlx::query_scalar::<_, i64>(queue).fetch_one(&mut observer).await.unwrap() > 0;
     while !blocked().await && !in_flight.is_finished() {}

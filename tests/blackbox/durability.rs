@@ -47,9 +47,9 @@ fn pairs(client: &Client, acknowledged: &Arc<Acknowledged>) -> JoinSet<()> {
     callers
 }
 
-/// Waits until about half of the pairs are done.
-async fn half_way(acknowledged: &Arc<Acknowledged>) {
-    eventually("half of the pairs", async || acknowledged.completed.lock().unwrap().len() > PAIRS / 3).await;
+/// Waits until a good part of the pairs is done.
+async fn well_begun(acknowledged: &Arc<Acknowledged>) {
+    eventually("a third of the pairs", async || acknowledged.completed.lock().unwrap().len() > PAIRS / 3).await;
 }
 
 /// Holds every answer against what is there.
@@ -72,7 +72,7 @@ async fn every_answer_is_still_true_after_the_service_was_killed() {
         let mut program = Program::serve(&["--database-url", &database.url]).await;
         let acknowledged = Arc::new(Acknowledged::default());
         let callers = pairs(&program.client().await, &acknowledged);
-        half_way(&acknowledged).await;
+        well_begun(&acknowledged).await;
         program.signal("KILL");
         program.child.wait().await.unwrap();
         callers.join_all().await;
@@ -88,7 +88,7 @@ async fn every_answer_is_still_true_after_the_database_was_killed() {
     let client = server.client().await;
     let acknowledged = Arc::new(Acknowledged::default());
     let callers = pairs(&client, &acknowledged);
-    half_way(&acknowledged).await;
+    well_begun(&acknowledged).await;
     postgres.kill().unwrap();
     callers.join_all().await;
     postgres.restart().unwrap();

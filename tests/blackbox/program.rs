@@ -2,6 +2,7 @@
 
 use std::{net::TcpListener, os::unix::fs::PermissionsExt};
 
+use onceward::proto::Key;
 use sqlx::{Connection, PgConnection};
 
 use crate::support::*;
@@ -226,4 +227,30 @@ async fn the_environment_configures_too_and_secrets_are_not_shown() {
     let errors = String::from_utf8(output.stderr).unwrap();
     assert!(errors.contains("--lock-ttl-min, -default and -max must be in this order"), "{errors}");
     assert!(errors.contains("172800s"), "{errors}");
+}
+
+#[tokio::test]
+async fn the_log_tells_no_secret_however_much_it_tells() {
+    let database = Backend::Postgres.database().await;
+    let url = database.url.replace("postgres@", "postgres:database-secret@");
+    let mut command = Program::command(&[&PORTS[..], &["--database-url", &url]].concat());
+    let log = tempfile::NamedTempFile::new().unwrap();
+    // The transport's own tracing shows the bytes that it carries, and nobody asks it to.
+    command.env("RUST_LOG", "trace,h2=info,hyper=info,hyper_util=info,tonic=info,sqlx=trace");
+    command.stderr(log.reopen().unwrap());
+    let mut child = command.spawn().unwrap();
+    let read = || std::fs::read_to_string(log.path()).unwrap();
+    eventually("it serves", async || read().contains(" serving ")).await;
+    let line = read().lines().find(|line| line.contains(" serving ")).unwrap().to_owned();
+    let address = line.split(" listen=").nth(1).unwrap().split_whitespace().next().unwrap().to_owned();
+    let client = Client::connect(&address).await;
+    let key = Key { subject: "subject-secret".into(), value: "value-secret".into(), ..key("") };
+    client.acquire(reserve(&key, "token-secret")).await;
+    client.complete(&key, "other-secret", b"body-secret").await.unwrap_err();
+    client.complete(&key, "token-secret", b"body-secret").await.unwrap();
+    completed(client.reserve(reserve(&key, "third-secret")).await);
+    std::process::Command::new("kill").args(["-TERM", &child.id().unwrap().to_string()]).status().unwrap();
+    child.wait().await.unwrap();
+    let told = read();
+    assert!(told.contains("stopped") && !told.contains("secret"), "{told}");
 }

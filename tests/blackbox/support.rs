@@ -201,8 +201,7 @@ impl Program {
     }
 
     pub async fn client(&self) -> Client {
-        let channel = Channel::from_shared(format!("http://{}", self.address)).unwrap().connect().await.unwrap();
-        Client(IdempotencyServiceClient::new(channel))
+        Client::connect(&self.address).await
     }
 
     pub fn signal(&self, name: &str) {
@@ -216,6 +215,11 @@ impl Program {
 pub struct Client(pub IdempotencyServiceClient<Channel>);
 
 impl Client {
+    pub async fn connect(address: &str) -> Self {
+        let channel = Channel::from_shared(format!("http://{address}")).unwrap().connect().await.unwrap();
+        Self(IdempotencyServiceClient::new(channel))
+    }
+
     pub async fn reserve(&self, request: ReserveRequest) -> Result<Outcome, Status> {
         Ok(self.0.clone().reserve(request).await?.into_inner().outcome.unwrap())
     }

@@ -9,7 +9,8 @@ use crate::{
     grpc::status::CallError,
     proto,
     record::{
-        BODY_BYTES_MAX, CHECKPOINT_BYTES_MAX, Invalid, Key, METADATA_BYTES_MAX, METADATA_PAIRS_MAX, OnExpiry, Outcome,
+        BODY_BYTES_MAX, CHECKPOINT_BYTES_MAX, Invalid, Key, METADATA_BYTES_MAX, METADATA_PAIRS_MAX, OnExpiry,
+        StoredResult,
     },
 };
 
@@ -117,7 +118,7 @@ impl Check {
     }
 
     /// A result; an unset one is empty.
-    pub(super) fn outcome(&mut self, field: &str, result: Option<proto::Result>) -> Outcome {
+    pub(super) fn result(&mut self, field: &str, result: Option<proto::Result>) -> StoredResult {
         let proto::Result { code, metadata, body } = result.unwrap_or_default();
         let metadata_bytes: usize = metadata.iter().map(|pair| pair.name.len() + pair.value.len()).sum();
         if metadata.len() > METADATA_PAIRS_MAX {
@@ -130,7 +131,7 @@ impl Check {
             self.violation(&format!("{field}.body"), "must have at most 1 MiB");
         }
         let metadata = metadata.into_iter().map(|pair| (pair.name, pair.value)).collect();
-        Outcome { code, metadata, body }
+        StoredResult { code, metadata, body }
     }
 }
 

@@ -7,7 +7,7 @@ use crate::{
     engine::{FinishedAnswer, RenewedAnswer},
     lifecycle::{Finished, Reserved},
     proto::{self, reserve_response::Outcome as Answer},
-    record::{OnExpiry, Outcome, Record, Status, Timestamp},
+    record::{OnExpiry, Record, Status, StoredResult, Timestamp},
 };
 
 pub(in crate::grpc) fn reserve_response(reserved: Reserved, limits: &Limits) -> proto::ReserveResponse {
@@ -85,14 +85,14 @@ pub(in crate::grpc) fn record(record: Record, now: Timestamp) -> proto::Record {
         resolved: record.resolved,
         fingerprint: record.fingerprint.map(|fingerprint| fingerprint.as_str().into()),
         checkpoint: record.checkpoint,
-        result: record.outcome.map(result),
+        result: record.result.map(result),
         origin: record.origin.map(|origin| origin.as_str().into()),
     }
 }
 
 fn finished(finished: Finished) -> proto::Finished {
     proto::Finished {
-        result: Some(result(finished.outcome)),
+        result: Some(result(finished.result)),
         attempt: finished.attempt,
         finished_at: Some(timestamp(finished.finished_at)),
         expires_at: finished.expires_at.map(timestamp),
@@ -100,9 +100,9 @@ fn finished(finished: Finished) -> proto::Finished {
     }
 }
 
-fn result(outcome: Outcome) -> proto::Result {
-    let metadata = outcome.metadata.into_iter().map(|(name, value)| proto::Metadata { name, value }).collect();
-    proto::Result { code: outcome.code, metadata, body: outcome.body }
+fn result(stored: StoredResult) -> proto::Result {
+    let metadata = stored.metadata.into_iter().map(|(name, value)| proto::Metadata { name, value }).collect();
+    proto::Result { code: stored.code, metadata, body: stored.body }
 }
 
 fn duration(duration: Duration) -> prost_types::Duration {

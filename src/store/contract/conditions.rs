@@ -95,7 +95,7 @@ pub(super) async fn of_64_takeovers_exactly_one_takes(store: Shared) {
 
 /// Races a takeover against `rival` many times: never both, and the record is the winner's.
 async fn takeover_against(store: &Shared, rival: impl Fn(&Key, i64) -> Write) {
-    let mut both_sides_won = HashSet::new();
+    let mut winners = HashSet::new();
     for round in 0..100 {
         let key = key(&round.to_string());
         let seen = write(store, insert(&key, lapsed("t"))).await.unwrap().version;
@@ -111,10 +111,10 @@ async fn takeover_against(store: &Shared, rival: impl Fn(&Key, i64) -> Write) {
         if let Some(place) = stamps.iter().position(Option::is_some) {
             let takeover_won = (place == 0) != (round % 2 == 0);
             assert_eq!(record.token == token("u"), takeover_won);
-            both_sides_won.insert(takeover_won);
+            winners.insert(takeover_won);
         }
     }
-    assert!(!both_sides_won.is_empty());
+    assert!(!winners.is_empty());
 }
 
 pub(super) async fn a_takeover_and_a_completion_never_both_take(store: Shared) {
@@ -131,7 +131,7 @@ pub(super) async fn a_resolution_and_a_completion_never_both_take(store: Shared)
         let seen = write(&store, insert(&key, lapsed("t"))).await.unwrap().version;
         let stamps = race(&store, [finish(&key, Condition::Seen(seen), 1), finish(&key, holder("t"), 2)]).await;
         assert!(took(&stamps) <= 1);
-        let code = load(&store, &key).await.unwrap().outcome.map(|outcome| outcome.code);
+        let code = load(&store, &key).await.unwrap().result.map(|result| result.code);
         let winner = stamps.iter().position(Option::is_some).map(|place| place as i32 + 1);
         assert_eq!(code, winner);
     }

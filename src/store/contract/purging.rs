@@ -98,3 +98,15 @@ pub(super) async fn an_insert_and_a_purge_leave_one_record_or_none(store: Shared
         store.purge(Duration::ZERO, 10).await.unwrap();
     }
 }
+
+pub(super) async fn a_record_that_finished_early_is_deleted_once_it_is_due(store: Shared) {
+    write(&store, insert(&key("a"), lapsed("t"))).await.unwrap();
+    let mut completion = finish(&key("a"), holder("t"), 1);
+    if let Action::Finish(_, finish) = &mut completion.action {
+        finish.retention = Some(Duration::ZERO);
+    }
+    let stamp = write(&store, completion).await.unwrap();
+    assert_eq!(stamp.expires_at, Some(stamp.now), "it counts no more");
+    // It would have lived for a day, and that is when it is looked at.
+    assert_eq!(store.purge(Duration::ZERO, 10).await.unwrap(), Purged::default());
+}

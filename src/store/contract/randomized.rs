@@ -7,9 +7,9 @@ use proptest::{prelude::*, strategy::ValueTree, test_runner::TestRunner};
 
 use super::vocabulary::{key, reservation, token};
 use crate::{
-    record::{EarlierTokens, Fingerprint, OnExpiry, Outcome, Owner, Record, Status},
+    record::{EarlierTokens, Fingerprint, OnExpiry, Owner, Record, Status, StoredResult},
     store::{Store, Urgency},
-    write::{Action, Checkpoint, Condition, Extension, Finish, Renewed, Reservation, Write},
+    write::{Action, Checkpoint, Condition, Extension, Finish, NextReservation, Reservation, Write},
 };
 
 /// An action whose condition is yet to be filled in: by the version that is stored, or not.
@@ -19,7 +19,7 @@ fn actions() -> impl Strategy<Value = Action> {
         2 => (conditions(), reservations(), 1..4, 0..18_usize).prop_map(|(condition, reservation, attempt, earlier)| {
             let earlier_tokens =
                 (0..earlier).fold(EarlierTokens::default(), |tokens, n| tokens.with(&token(&n.to_string())));
-            Action::Reserve(condition, Renewed { reservation, attempt, earlier_tokens })
+            Action::Reserve(condition, NextReservation { reservation, attempt, earlier_tokens })
         }),
         3 => (conditions(), prop::option::of(durations()), on_expiry(), prop::option::of((bytes(), sequences())))
             .prop_map(|(condition, lock_ttl, on_expiry, checkpoint)| {
@@ -28,9 +28,9 @@ fn actions() -> impl Strategy<Value = Action> {
             }),
         2 => (conditions(), statuses(), any::<bool>(), prop::option::of(durations()), prop::option::of(bytes()), bytes())
             .prop_map(|(condition, status, resolved, retention, checkpoint, body)| {
-                let outcome = Outcome { code: 3, metadata: vec![("n".into(), "v".into())], body };
-                let outcome = (status != Status::FailedRetryable).then_some(outcome);
-                Action::Finish(condition, Finish { status, resolved, outcome, retention, checkpoint })
+                let result = StoredResult { code: 3, metadata: vec![("n".into(), "v".into())], body };
+                let result = (status != Status::FailedRetryable).then_some(result);
+                Action::Finish(condition, Finish { status, resolved, result, retention, checkpoint })
             }),
     ]
 }

@@ -3,9 +3,9 @@
 use std::{sync::Arc, time::Duration};
 
 use crate::{
-    record::{Key, OnExpiry, Outcome, Record, Status, Token},
+    record::{Key, OnExpiry, Record, Status, StoredResult, Token},
     store::{Store, StoreError},
-    write::{Action, Condition, Extension, Finish, Renewed, Reservation, Stamp, Write},
+    write::{Action, Condition, Extension, Finish, NextReservation, Reservation, Stamp, Write},
 };
 
 pub(super) use crate::store::Urgency;
@@ -49,8 +49,8 @@ pub(super) fn insert(key: &Key, reservation: Reservation) -> Write {
 }
 
 pub(super) fn reserve(key: &Key, seen: i64, name: &str, attempt: i32) -> Write {
-    let renewed = Renewed { reservation: reservation(name), attempt, earlier_tokens: Default::default() };
-    Write { key: key.clone(), action: Action::Reserve(Condition::Seen(seen), renewed) }
+    let next = NextReservation { reservation: reservation(name), attempt, earlier_tokens: Default::default() };
+    Write { key: key.clone(), action: Action::Reserve(Condition::Seen(seen), next) }
 }
 
 pub(super) fn extend(key: &Key, condition: Condition) -> Write {
@@ -59,8 +59,8 @@ pub(super) fn extend(key: &Key, condition: Condition) -> Write {
 }
 
 pub(super) fn finish(key: &Key, condition: Condition, code: i32) -> Write {
-    let outcome = Some(Outcome { code, ..Outcome::default() });
-    let finish = Finish { status: Status::Completed, resolved: false, outcome, retention: None, checkpoint: None };
+    let result = Some(StoredResult { code, ..StoredResult::default() });
+    let finish = Finish { status: Status::Completed, resolved: false, result, retention: None, checkpoint: None };
     Write { key: key.clone(), action: Action::Finish(condition, finish) }
 }
 

@@ -110,22 +110,24 @@ impl Batch {
     }
 
     fn reserve(&self) -> Query<'_, sqlx::Postgres, PgArguments> {
-        let renewals = || {
+        let reservations = || {
             self.writes.iter().filter_map(|write| match &write.action {
-                Action::Reserve(_, renewed) => Some(renewed),
+                Action::Reserve(_, next) => Some(next),
                 _ => None,
             })
         };
         self.conditions(include_str!("reserve.sql"))
-            .bind(column(renewals(), |r| r.reservation.token.as_str()))
-            .bind(column(renewals(), |r| r.reservation.on_expiry.code()))
-            .bind(column(renewals(), |r| r.reservation.owner.as_ref().map(|owner| owner.as_str())))
-            .bind(column(renewals(), |r| r.reservation.fingerprint.as_ref().map(|fingerprint| fingerprint.as_str())))
-            .bind(column(renewals(), |r| r.reservation.origin.as_ref().map(|origin| origin.as_str())))
-            .bind(column(renewals(), |r| micros(r.reservation.lock_ttl)))
-            .bind(column(renewals(), |r| micros(r.reservation.retention)))
-            .bind(column(renewals(), |r| r.attempt))
-            .bind(column(renewals(), |r| r.earlier_tokens.as_bytes()))
+            .bind(column(reservations(), |r| r.reservation.token.as_str()))
+            .bind(column(reservations(), |r| r.reservation.on_expiry.code()))
+            .bind(column(reservations(), |r| r.reservation.owner.as_ref().map(|owner| owner.as_str())))
+            .bind(column(reservations(), |r| {
+                r.reservation.fingerprint.as_ref().map(|fingerprint| fingerprint.as_str())
+            }))
+            .bind(column(reservations(), |r| r.reservation.origin.as_ref().map(|origin| origin.as_str())))
+            .bind(column(reservations(), |r| micros(r.reservation.lock_ttl)))
+            .bind(column(reservations(), |r| micros(r.reservation.retention)))
+            .bind(column(reservations(), |r| r.attempt))
+            .bind(column(reservations(), |r| r.earlier_tokens.as_bytes()))
     }
 
     fn extend(&self) -> Query<'_, sqlx::Postgres, PgArguments> {
@@ -154,9 +156,9 @@ impl Batch {
             .bind(column(finishes(), |f| f.resolved))
             .bind(column(finishes(), |f| f.retention.map(micros)))
             .bind(column(finishes(), |f| f.checkpoint.as_deref()))
-            .bind(column(finishes(), |f| f.outcome.as_ref().map(|outcome| outcome.code)))
-            .bind(column(finishes(), |f| f.outcome.as_ref().and_then(|outcome| metadata::encode(&outcome.metadata))))
-            .bind(column(finishes(), |f| f.outcome.as_ref().map(|outcome| outcome.body.as_ref())))
+            .bind(column(finishes(), |f| f.result.as_ref().map(|result| result.code)))
+            .bind(column(finishes(), |f| f.result.as_ref().and_then(|result| metadata::encode(&result.metadata))))
+            .bind(column(finishes(), |f| f.result.as_ref().map(|result| result.body.as_ref())))
     }
 
     /// A statement with what every write has: its key.

@@ -5,7 +5,7 @@ SET
     on_expiry = greatest(r.on_expiry, t.on_expiry),
     locked_until = greatest(r.locked_until, t.now + coalesce(t.lock_ttl, r.lock_ttl) * interval '1 microsecond'),
     expires_at = CASE
-        WHEN greatest(r.on_expiry, t.on_expiry) = 1
+        WHEN greatest(r.on_expiry, t.on_expiry) = 1 /* retry */
             THEN greatest(r.locked_until, t.now + coalesce(t.lock_ttl, r.lock_ttl) * interval '1 microsecond')
                 + r.retention * interval '1 microsecond'
     END,
@@ -49,6 +49,7 @@ FROM (
         -- The row is found by its address, which is an index access whatever the planner believes of the table. A row that
         -- another transaction has changed meanwhile is not found by its old address: it did not take.
         CROSS JOIN LATERAL (SELECT ctid AS address FROM onceward_record WHERE id = u.id LIMIT 1) AS found
+        -- One clock for all times of a row. It refers to the row so that it is read for each one.
         CROSS JOIN LATERAL (SELECT clock_timestamp() AS now WHERE u.id IS NOT NULL) AS c
 ) AS t
 WHERE
@@ -56,7 +57,7 @@ WHERE
     AND r.namespace = t.namespace
     AND r.subject = t.subject
     AND r.value = t.value
-    AND (t.holder IS NULL OR (r.token = t.holder AND r.status = 1))
+    AND (t.holder IS NULL OR (r.token = t.holder AND r.status = 1 /* in progress */))
     AND (t.seen IS NULL OR r.version = t.seen)
 RETURNING
     r.id,

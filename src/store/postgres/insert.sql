@@ -32,7 +32,7 @@ SELECT
     c.fence,
     c.fence,
     1,
-    1,
+    1 /* in progress */,
     false,
     u.on_expiry,
     u.owner,
@@ -42,7 +42,7 @@ SELECT
     u.retention,
     c.now,
     c.now + u.lock_ttl * interval '1 microsecond',
-    CASE WHEN u.on_expiry = 1 THEN c.now + (u.lock_ttl + u.retention) * interval '1 microsecond' END,
+    CASE WHEN u.on_expiry = 1 /* retry */ THEN c.now + (u.lock_ttl + u.retention) * interval '1 microsecond' END,
     c.now + (u.lock_ttl + u.retention) * interval '1 microsecond'
 FROM
     unnest(

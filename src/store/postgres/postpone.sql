@@ -1,4 +1,4 @@
--- Moves those of the first $2 due records that live longer than until $1 microseconds ago to their expiry.
+-- Of the first $2 due records, moves those that outlive the edge, $1 microseconds ago, to their expiry.
 WITH due AS MATERIALIZED (
     SELECT
         ctid AS address,

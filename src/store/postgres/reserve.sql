@@ -6,7 +6,7 @@ SET
     fence = greatest(r.fence + 1, (extract(epoch FROM t.now) * 1000000)::bigint),
     version = r.version + 1,
     attempt = t.attempt,
-    status = 1,
+    status = 1 /* in progress */,
     resolved = false,
     on_expiry = t.on_expiry,
     owner = t.owner,
@@ -17,7 +17,7 @@ SET
     created_at = CASE WHEN t.attempt > 1 THEN r.created_at ELSE t.now END,
     locked_until = t.now + t.lock_ttl * interval '1 microsecond',
     finished_at = NULL,
-    expires_at = CASE WHEN t.on_expiry = 1 THEN t.now + (t.lock_ttl + t.retention) * interval '1 microsecond' END,
+    expires_at = CASE WHEN t.on_expiry = 1 /* retry */ THEN t.now + (t.lock_ttl + t.retention) * interval '1 microsecond' END,
     checkpoint = CASE WHEN t.attempt > 1 THEN r.checkpoint END,
     checkpoint_sequence = NULL,
     result_code = NULL,
@@ -65,6 +65,7 @@ FROM (
         -- The row is found by its address, which is an index access whatever the planner believes of the table. A row that
         -- another transaction has changed meanwhile is not found by its old address: it did not take.
         CROSS JOIN LATERAL (SELECT ctid AS address FROM onceward_record WHERE id = u.id LIMIT 1) AS found
+        -- One clock for all times of a row. It refers to the row so that it is read for each one.
         CROSS JOIN LATERAL (SELECT clock_timestamp() AS now WHERE u.id IS NOT NULL) AS c
 ) AS t
 WHERE
@@ -72,7 +73,7 @@ WHERE
     AND r.namespace = t.namespace
     AND r.subject = t.subject
     AND r.value = t.value
-    AND (t.holder IS NULL OR (r.token = t.holder AND r.status = 1))
+    AND (t.holder IS NULL OR (r.token = t.holder AND r.status = 1 /* in progress */))
     AND (t.seen IS NULL OR r.version = t.seen)
 RETURNING
     r.id,

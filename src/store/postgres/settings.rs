@@ -67,8 +67,8 @@ pub(super) async fn connect(url: &Url, options: &OpenOptions) -> Result<PgConnec
         }
         Scope::Role => check_settings(url, &mut connection).await?,
     }
-    let condition = Condition::of(&mut connection).await.map_err(|error| url.connect_error(&error))?;
-    condition.accept(url, options)?;
+    let properties = Properties::of(&mut connection).await.map_err(|error| url.connect_error(&error))?;
+    properties.accept(url, options)?;
     Ok(connection)
 }
 
@@ -88,7 +88,7 @@ async fn check_settings(url: &Url, connection: &mut PgConnection) -> Result<(), 
 }
 
 /// Properties of the database that decide whether it may be served from.
-pub(super) struct Condition {
+pub(super) struct Properties {
     read_only: bool,
     fsync: String,
     synchronous_commit: String,
@@ -97,7 +97,7 @@ pub(super) struct Condition {
     privileged: Option<bool>,
 }
 
-impl Condition {
+impl Properties {
     pub(super) async fn of(connection: &mut PgConnection) -> Result<Self, sqlx::Error> {
         let row = sqlx::query(include_str!("check.sql")).fetch_one(connection).await?;
         Ok(Self {

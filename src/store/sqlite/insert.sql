@@ -1,4 +1,19 @@
--- A new record, if the key has none. ?1 is the clock.
+-- A new record, if the key has none.
+WITH given AS (
+    SELECT
+        ?1 AS now,
+        ?2 AS id,
+        ?3 AS namespace,
+        ?4 AS subject,
+        ?5 AS value,
+        ?6 AS token,
+        ?7 AS on_expiry,
+        ?8 AS owner,
+        ?9 AS fingerprint,
+        ?10 AS origin,
+        ?11 AS lock_ttl,
+        ?12 AS retention
+)
 INSERT INTO onceward_record (
     id,
     namespace,
@@ -22,32 +37,33 @@ INSERT INTO onceward_record (
     expires_at,
     purge_after
 )
-VALUES (
-    ?2,
-    ?3,
-    ?4,
-    ?5,
-    ?6,
+SELECT
+    id,
+    namespace,
+    subject,
+    value,
+    token,
     x'',
-    ?1,
-    ?1,
+    now,
+    now,
     1,
-    1,
+    1 /* in progress */,
     0,
-    ?7,
-    ?8,
-    ?9,
-    ?10,
-    ?11,
-    ?12,
-    ?1,
-    ?1 + ?11,
-    CASE WHEN ?7 = 1 THEN ?1 + ?11 + ?12 END,
-    ?1 + ?11 + ?12
-)
+    on_expiry,
+    owner,
+    fingerprint,
+    origin,
+    lock_ttl,
+    retention,
+    now,
+    now + lock_ttl,
+    CASE WHEN on_expiry = 1 /* retry */ THEN now + lock_ttl + retention END,
+    now + lock_ttl + retention
+FROM given
+-- Without it the parser takes ON for a join.
+WHERE true
 ON CONFLICT (id) DO NOTHING
 RETURNING
-    id,
     created_at AS now,
     fence,
     version,

@@ -1,6 +1,5 @@
 -- The record of one id.
 SELECT
-    id,
     namespace,
     subject,
     value,

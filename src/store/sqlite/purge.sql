@@ -1,4 +1,4 @@
--- Deletes up to ?2 due records that expired before ?1.
+-- Deletes up to ?2 due records that expired by ?1.
 DELETE FROM onceward_record
 WHERE
     id IN (

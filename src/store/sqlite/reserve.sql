@@ -1,37 +1,56 @@
--- A new reservation on a record: a takeover or retry, or, at the first attempt, over an expired one. ?1 is the clock.
+-- A new reservation on a record: a takeover or retry, or, at the first attempt, over an expired one.
+WITH given AS (
+    SELECT
+        ?1 AS now,
+        ?2 AS id,
+        ?3 AS namespace,
+        ?4 AS subject,
+        ?5 AS value,
+        ?6 AS holder,
+        ?7 AS seen,
+        ?8 AS token,
+        ?9 AS on_expiry,
+        ?10 AS owner,
+        ?11 AS fingerprint,
+        ?12 AS origin,
+        ?13 AS lock_ttl,
+        ?14 AS retention,
+        ?15 AS attempt,
+        ?16 AS earlier_tokens
+)
 UPDATE onceward_record
 SET
-    token = ?8,
-    earlier_tokens = ?16,
-    fence = max(fence + 1, ?1),
-    version = version + 1,
-    attempt = ?15,
-    status = 1,
+    token = given.token,
+    earlier_tokens = given.earlier_tokens,
+    fence = max(onceward_record.fence + 1, given.now),
+    version = onceward_record.version + 1,
+    attempt = given.attempt,
+    status = 1 /* in progress */,
     resolved = 0,
-    on_expiry = ?9,
-    owner = ?10,
-    fingerprint = ?11,
-    origin = ?12,
-    lock_ttl = ?13,
-    retention = ?14,
-    created_at = CASE WHEN ?15 > 1 THEN created_at ELSE ?1 END,
-    locked_until = ?1 + ?13,
+    on_expiry = given.on_expiry,
+    owner = given.owner,
+    fingerprint = given.fingerprint,
+    origin = given.origin,
+    lock_ttl = given.lock_ttl,
+    retention = given.retention,
+    created_at = CASE WHEN given.attempt > 1 THEN onceward_record.created_at ELSE given.now END,
+    locked_until = given.now + given.lock_ttl,
     finished_at = NULL,
-    expires_at = CASE WHEN ?9 = 1 THEN ?1 + ?13 + ?14 END,
-    checkpoint = CASE WHEN ?15 > 1 THEN checkpoint END,
+    expires_at = CASE WHEN given.on_expiry = 1 /* retry */ THEN given.now + given.lock_ttl + given.retention END,
+    checkpoint = CASE WHEN given.attempt > 1 THEN onceward_record.checkpoint END,
     checkpoint_sequence = NULL,
     result_code = NULL,
     result_metadata = NULL,
     result_body = NULL
+FROM given
 WHERE
-    id = ?2
-    AND namespace = ?3
-    AND subject = ?4
-    AND value = ?5
-    AND (?6 IS NULL OR (token = ?6 AND status = 1))
-    AND (?7 IS NULL OR version = ?7)
+    onceward_record.id = given.id
+    AND onceward_record.namespace = given.namespace
+    AND onceward_record.subject = given.subject
+    AND onceward_record.value = given.value
+    AND (given.holder IS NULL OR (onceward_record.token = given.holder AND onceward_record.status = 1 /* in progress */))
+    AND (given.seen IS NULL OR onceward_record.version = given.seen)
 RETURNING
-    id,
     ?1 AS now,
     fence,
     version,

@@ -1,0 +1,96 @@
+//! What takes a rival session to show.
+
+use super::*;
+use crate::{
+    record::{OnExpiry, Token},
+    store::contract,
+    write::{Action, Reservation},
+};
+
+fn key(value: &str) -> Key {
+    Key::new("payments.charge", "", value).unwrap()
+}
+
+/// A new record that is over and expired at once.
+fn insert(value: &str) -> Write {
+    let reservation = Reservation {
+        token: Token::new("token").unwrap(),
+        fingerprint: None,
+        lock_ttl: Duration::ZERO,
+        retention: Duration::ZERO,
+        owner: None,
+        on_expiry: OnExpiry::Retry,
+        origin: None,
+    };
+    Write { key: key(value), action: Action::Insert(reservation) }
+}
+
+fn renew(value: &str) -> Write {
+    let extension = crate::write::Extension { lock_ttl: None, on_expiry: OnExpiry::Retry, checkpoint: None };
+    let holder = crate::write::Condition::Holder(Token::new("token").unwrap());
+    Write { key: key(value), action: Action::Extend(holder, extension) }
+}
+
+struct World {
+    store: Postgres,
+    rival: PgConnection,
+}
+
+impl World {
+    /// A store with these records.
+    async fn with(values: &[&str]) -> Self {
+        let text = contract::fresh_postgres_url().await;
+        let store = Postgres::open(&Url::parse(&text).unwrap(), &contract::options()).await.unwrap();
+        let written = store.write(values.iter().map(|value| insert(value)).collect()).await;
+        assert!(written.into_iter().all(|written| written.unwrap().is_some()));
+        Self { store, rival: PgConnection::connect(&text).await.unwrap() }
+    }
+}
+
+const HOLD_ONE: &str = "SELECT 1 FROM onceward_record WHERE value = 'held' FOR UPDATE";
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_row_that_another_session_holds_fails_alone() {
+    let World { store, mut rival } = World::with(&["free 1", "held", "free 2"]).await;
+    let mut transaction = rival.begin().await.unwrap();
+    sqlx::raw_sql(HOLD_ONE).execute(&mut *transaction).await.unwrap();
+    // Also the second time, when it is known to be locked.
+    for _ in 0..2 {
+        let written = store.write(["free 1", "held", "free 2"].map(renew).into()).await;
+        assert!(matches!(written[..], [Ok(Some(_)), Err(StoreError::Locked), Ok(Some(_))]), "{written:?}");
+    }
+    transaction.rollback().await.unwrap();
+    let written = store.write(["free 1", "held", "free 2"].map(renew).into()).await;
+    assert!(written.into_iter().all(|written| written.unwrap().is_some()));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_purge_passes_by_rows_that_another_session_holds() {
+    let World { store, mut rival } = World::with(&["due 1", "held", "due 2"]).await;
+    let mut transaction = rival.begin().await.unwrap();
+    sqlx::raw_sql(HOLD_ONE).execute(&mut *transaction).await.unwrap();
+    assert_eq!(store.purge(Duration::ZERO, 10).await, Ok(Purged { deleted: 2, postponed: 0 }));
+    transaction.rollback().await.unwrap();
+    assert_eq!(store.purge(Duration::ZERO, 10).await, Ok(Purged { deleted: 1, postponed: 0 }));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_check_answers_while_every_connection_is_busy() {
+    let World { store, mut rival } = World::with(&[]).await;
+    let store = Arc::new(store);
+    let mut transaction = rival.begin().await.unwrap();
+    sqlx::raw_sql("LOCK TABLE onceward_record IN SHARE MODE").execute(&mut *transaction).await.unwrap();
+    // More than there are connections, each for a whole lock timeout.
+    let busy: Vec<_> = (0..200)
+        .map(|n| {
+            let store = store.clone();
+            tokio::spawn(async move { store.write(vec![insert(&n.to_string())]).await })
+        })
+        .collect();
+    for _ in 0..3 {
+        assert_eq!(store.check().await, Ok(()));
+    }
+    assert!(busy.iter().any(|call| !call.is_finished()), "they are still busy");
+    transaction.rollback().await.unwrap();
+    join_all(busy).await;
+}
