@@ -86,7 +86,8 @@ pub struct Serve {
     #[arg(long, env = "ONCEWARD_SWEEP_INTERVAL", value_name = "DURATION", default_value = "30s", value_parser = duration)]
     pub sweep_interval: Duration,
 
-    /// How long after its expiry a record is kept. A step back of the database's clock by less than this is harmless.
+    /// How long after its expiry a record is kept. A step back of the database's clock by less than this is harmless; keep it
+    /// above the ten seconds that a stalled statement may take.
     #[arg(long, env = "ONCEWARD_SWEEP_GRACE", value_name = "DURATION", default_value = "10m", value_parser = duration)]
     pub sweep_grace: Duration,
 

@@ -221,7 +221,7 @@ impl Engine {
         mut seen: Option<Record>,
         rule: impl Fn(Option<&Record>, Timestamp) -> Result<Step<A>, Refusal>,
     ) -> Result<Settled<A>, EngineError> {
-        let mut turn = None;
+        let (mut turn, mut waited) = (None, false);
         for _ in 0..ROUNDS_MAX {
             if let Some(write) = write.take()
                 && let Some(stamp) = self.write(&write).await?
@@ -232,13 +232,16 @@ impl Engine {
             match rule(record.as_ref(), now)? {
                 Step::Answer(answer) => return Ok(Settled::Answer(answer)),
                 Step::Write(next) => {
-                    turn = turn.or_else(|| self.turns.take_now(key));
+                    turn = turn.or_else(|| self.turns.take_now(urgency, key));
                     if turn.is_some() {
                         (write, seen) = (Some(next), record);
-                    } else {
-                        // What was loaded is old by the time that the turn comes.
-                        turn = self.turns.take(key).await;
+                        continue;
                     }
+                    // What was loaded is old by the time that the turn comes. The first time, another look may be enough, and
+                    // those who only look need no turn.
+                    let came = self.turns.take(urgency, key).await?;
+                    turn = waited.then_some(came);
+                    waited = true;
                 }
             }
         }

@@ -55,15 +55,15 @@ pub trait Store: Send + Sync + 'static {
     /// A record that some earlier call was told of is found. Records past their expiry are found until they are purged.
     async fn load(&self, keys: Vec<Key>, urgency: Urgency) -> Result<Loaded, StoreError>;
 
-    /// Deletes up to `limit` due records whose expiry lies at least `grace` back, the longest due first.
+    /// Of the first `limit` records that are due after `after`, deletes those whose expiry lies at least `grace` back.
     ///
     /// A record is due once it would have expired if nobody had finished it: one that was finished sooner, or for a shorter
     /// retention, counts no more from its expiry on and is deleted when it is due. This is how the sweeper purges.
     ///
     /// - Never one that was extended, finished or reserved anew meanwhile.
     /// - Several may purge at once without waiting for each other or for anybody's lock.
-    /// - Records that live longer keep nobody waiting: of those that are met, up to `limit` are put off until their expiry.
-    async fn purge(&self, grace: Duration, limit: u32) -> Result<Purged, StoreError>;
+    /// - Records that live longer keep nobody waiting: they are put off until their expiry.
+    async fn purge(&self, after: Timestamp, grace: Duration, limit: u32) -> Result<Purged, StoreError>;
 
     /// Whether the store can take writes now. It uses a connection of its own, so a busy store still answers.
     async fn check(&self) -> Result<(), StoreError>;
@@ -93,17 +93,14 @@ pub struct Loaded {
 /// What [`Store::purge`] did.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Purged {
+    /// Records met. Fewer than the limit means that no more are due.
+    pub met: u64,
     /// Records deleted.
     pub deleted: u64,
-    /// Records met that live longer, to be looked at again later.
+    /// Records that live longer, to be looked at again later.
     pub postponed: u64,
-}
-
-impl Purged {
-    /// Whether there may be more than this call was allowed to do.
-    pub fn reached(&self, limit: u32) -> bool {
-        self.deleted.max(self.postponed) >= u64::from(limit)
-    }
+    /// When the last record met was due, which is where the next call goes on.
+    pub last: Option<Timestamp>,
 }
 
 /// Why a store could not do what it was asked.

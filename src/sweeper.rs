@@ -10,11 +10,12 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use crate::{
+    record::Timestamp,
     store::{Purged, Store, StoreError},
     telemetry,
 };
 
-/// How many records a pass tries to delete at first, and at the most, in one batch.
+/// How many records one batch looks at: at the least unless it fails, and at the most. A pass begins with the least.
 const BATCH_RECORDS: (u32, u32) = (100, 5000);
 /// How long a batch is to take: it holds locks and occupies the store meanwhile. Large results take longer to delete, so
 /// batches grow and shrink to it.
@@ -42,7 +43,7 @@ pub async fn run(store: Arc<dyn Store>, options: SweepOptions, shutdown: Cancell
         };
         match swept {
             Ok(Purged { deleted: 0, .. }) => {}
-            Ok(Purged { deleted, postponed }) => info!(deleted, postponed, "expired records swept"),
+            Ok(Purged { deleted, postponed, .. }) => info!(deleted, postponed, "expired records swept"),
             Err(error) => warn!(%error, "sweep given up until the next interval"),
         }
         tokio::select! {
@@ -58,20 +59,22 @@ pub async fn run(store: Arc<dyn Store>, options: SweepOptions, shutdown: Cancell
 ///
 /// A batch that has begun goes on to its end.
 pub async fn pass(store: &dyn Store, grace: Duration) -> Result<Purged, StoreError> {
-    let mut total = Purged::default();
-    let (mut limit, most) = BATCH_RECORDS;
+    let (least, most) = BATCH_RECORDS;
+    let (mut total, mut limit, mut after) = (Purged::default(), least, Timestamp(0));
     loop {
         let began = Instant::now();
-        match store.purge(grace, limit).await {
+        match store.purge(after, grace, limit).await {
             Ok(purged) => {
                 telemetry::swept(&purged);
+                total.met += purged.met;
                 total.deleted += purged.deleted;
                 total.postponed += purged.postponed;
-                if !purged.reached(limit) {
-                    return Ok(total);
+                match purged.last {
+                    Some(last) if purged.met >= u64::from(limit) => after = last,
+                    _ => return Ok(total),
                 }
                 let slow = began.elapsed() > BATCH_DURATION;
-                limit = if slow { limit.div_ceil(2) } else { limit.saturating_mul(2).min(most) };
+                limit = if slow { (limit / 2).max(least.min(limit)) } else { limit.saturating_mul(2).min(most) };
             }
             // Perhaps it took too long; a single record is never too much.
             Err(_) if limit > 1 => limit = limit.div_ceil(4),
@@ -99,7 +102,7 @@ mod tests {
 
     #[async_trait::async_trait]
     impl Store for Slow {
-        async fn purge(&self, _: Duration, limit: u32) -> Result<Purged, StoreError> {
+        async fn purge(&self, after: Timestamp, _: Duration, limit: u32) -> Result<Purged, StoreError> {
             let deleted = (*self.left.lock().unwrap()).min(limit.into());
             let duration = self.each * deleted as u32;
             tokio::time::sleep(duration.min(Duration::from_secs(5))).await;
@@ -107,7 +110,8 @@ mod tests {
                 return Err(StoreError::Unavailable);
             }
             *self.left.lock().unwrap() -= deleted;
-            Ok(Purged { deleted, postponed: 0 })
+            let last = Some(Timestamp(after.0 + deleted as i64));
+            Ok(Purged { met: deleted, deleted, postponed: 0, last })
         }
 
         async fn write(&self, _: Vec<Write>) -> Vec<Result<Option<Stamp>, StoreError>> {
@@ -129,7 +133,7 @@ mod tests {
     async fn a_pass_ends_however_long_records_take() {
         for millis in [0, 1, 70, 4000] {
             let store = Slow { left: Mutex::new(500), each: Duration::from_millis(millis) };
-            assert_eq!(pass(&store, Duration::ZERO).await, Ok(Purged { deleted: 500, postponed: 0 }));
+            assert_eq!(pass(&store, Duration::ZERO).await.unwrap().deleted, 500);
         }
         let store = Slow { left: Mutex::new(500), each: Duration::from_secs(6) };
         assert_eq!(pass(&store, Duration::ZERO).await, Err(StoreError::Unavailable));

@@ -10,6 +10,7 @@
 //! - a connection that failed, or that may be in the middle of something, is never lent again;
 //! - once one connection fails, the idle ones of its time are thrown away with it, so that a restarted database costs one
 //!   failed call and not one for each connection;
+//! - where no more connections are to be had, those that there are serve all;
 //! - while the database cannot be reached, one caller at a time tries, and all others fail at once (a half-open circuit
 //!   breaker);
 //! - the queue is bounded in length and in time, with room kept for completions.
@@ -19,12 +20,12 @@ use std::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use futures_util::future::BoxFuture;
 use tokio::{
-    sync::{AcquireError, OwnedSemaphorePermit, Semaphore, oneshot},
+    sync::{AcquireError, Notify, OwnedSemaphorePermit, Semaphore, oneshot},
     time::timeout,
 };
 use tokio_util::task::TaskTracker;
@@ -41,6 +42,8 @@ const QUEUE_TIMEOUT: Duration = Duration::from_secs(5);
 pub(super) enum Fault {
     /// The connection is as good as before; the work is answered with this error.
     Answer(StoreError),
+    /// The connection is as good as before, but the database refused the work. The reason is for the log.
+    Refused(String),
     /// The connection is not to be used again. The reason is for the log.
     Broken(String),
 }
@@ -60,6 +63,13 @@ struct Inner<C> {
     gate: Arc<Semaphore>,
     queued: AtomicUsize,
     idle: Mutex<Vec<(u64, C)>>,
+    /// A connection has become idle.
+    returned: Notify,
+    /// Connections that work is done on now.
+    lent: AtomicUsize,
+    /// When a refusal was logged last, in seconds since `began`, so that a refusal for each call is not a line for each.
+    complained: AtomicU64,
+    began: Instant,
     /// Connections opened under an earlier number are not lent again.
     generation: AtomicU64,
     /// Whether the database could be reached when it was last tried. An outage is one line in the log, not one for each
@@ -86,6 +96,10 @@ impl<C: Send + 'static> Connections<C> {
             gate: Arc::new(Semaphore::new(count)),
             queued: AtomicUsize::new(0),
             idle: Mutex::new(first.map(|connection| (0, connection)).into_iter().collect()),
+            returned: Notify::new(),
+            lent: AtomicUsize::new(0),
+            complained: AtomicU64::new(0),
+            began: Instant::now(),
             generation: AtomicU64::new(0),
             reachable: AtomicBool::new(true),
             attempt: Semaphore::new(1),
@@ -162,32 +176,58 @@ impl<C: Send + 'static> Inner<C> {
             Some(self.attempt.try_acquire().map_err(|_| StoreError::Unavailable)?)
         };
         let generation = self.generation.load(Ordering::Acquire);
-        let mut connection = match self.take_idle(generation) {
-            Some(connection) => connection,
-            None => match timeout(self.work_timeout, (self.open)()).await {
-                Ok(Ok(connection)) => connection,
-                Ok(Err(reason)) => return Err(self.unreachable(generation, &reason)),
-                Err(_) => return Err(self.unreachable(generation, "connecting took too long")),
-            },
-        };
+        let mut connection = self.connection(generation).await?;
+        let _lent = Lent::count(&self.lent);
         match timeout(self.work_timeout, work(&mut connection)).await {
             Ok(Err(Fault::Broken(reason))) => {
-                warn!(reason, "a database connection is given up");
+                self.complain("a database connection is given up", &reason);
                 self.give_up(generation);
                 Err(StoreError::Unavailable)
             }
-            Err(_) => Err(self.unreachable(generation, "no answer in time")),
+            Err(_) => {
+                self.give_up(generation);
+                Err(self.unreachable("no answer in time"))
+            }
             Ok(answered) => {
                 if !self.reachable.swap(true, Ordering::Relaxed) {
                     info!("the database is reachable again");
                 }
                 self.idle().push((generation, connection));
+                self.returned.notify_one();
                 answered.map_err(|fault| match fault {
                     Fault::Answer(error) => error,
-                    Fault::Broken(_) => StoreError::Unavailable,
+                    Fault::Refused(reason) | Fault::Broken(reason) => {
+                        self.complain("the database refuses a statement", &reason);
+                        StoreError::Unavailable
+                    }
                 })
             }
         }
+    }
+
+    /// An idle connection, else a new one, else, where no more are to be had, one that becomes idle.
+    async fn connection(&self, generation: u64) -> Result<C, StoreError> {
+        if let Some(connection) = self.take_idle(generation) {
+            return Ok(connection);
+        }
+        let reason = match timeout(self.work_timeout, (self.open)()).await {
+            Ok(Ok(connection)) => return Ok(connection),
+            Ok(Err(reason)) => reason,
+            Err(_) => "connecting took too long".into(),
+        };
+        if self.lent.load(Ordering::Relaxed) == 0 && self.idle().is_empty() {
+            return Err(self.unreachable(&reason));
+        }
+        self.complain("no further database connection is to be had", &reason);
+        let idle = async {
+            loop {
+                if let Some(connection) = self.take_idle(generation) {
+                    return connection;
+                }
+                self.returned.notified().await;
+            }
+        };
+        timeout(QUEUE_TIMEOUT, idle).await.map_err(|_| StoreError::Unavailable)
     }
 
     fn take_idle(&self, generation: u64) -> Option<C> {
@@ -202,8 +242,7 @@ impl<C: Send + 'static> Inner<C> {
         let _ = self.generation.compare_exchange(generation, next, Ordering::AcqRel, Ordering::Acquire);
     }
 
-    fn unreachable(&self, generation: u64, reason: &str) -> StoreError {
-        self.give_up(generation);
+    fn unreachable(&self, reason: &str) -> StoreError {
         if self.reachable.swap(false, Ordering::Relaxed) {
             warn!(reason, "the database cannot be reached");
         } else {
@@ -212,8 +251,34 @@ impl<C: Send + 'static> Inner<C> {
         StoreError::Unavailable
     }
 
+    /// Logs what is wrong, once a second at the most.
+    fn complain(&self, what: &'static str, reason: &str) {
+        let now = self.began.elapsed().as_secs() + 1;
+        if self.complained.swap(now, Ordering::Relaxed) < now {
+            warn!(reason, "{what}");
+        } else {
+            debug!(reason, "{what}");
+        }
+    }
+
     fn idle(&self) -> std::sync::MutexGuard<'_, Vec<(u64, C)>> {
         self.idle.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A connection that work is done on, until dropped.
+struct Lent<'a>(&'a AtomicUsize);
+
+impl<'a> Lent<'a> {
+    fn count(lent: &'a AtomicUsize) -> Self {
+        lent.fetch_add(1, Ordering::Relaxed);
+        Self(lent)
+    }
+}
+
+impl Drop for Lent<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -337,6 +402,27 @@ mod tests {
         assert!(matches!(connections.slot(Urgency::Reservation).await, Err(StoreError::Overloaded)));
         let waits = tokio::time::timeout(Duration::from_millis(10), connections.slot(Urgency::Completion)).await;
         assert!(waits.is_err(), "a completion queues");
+    }
+
+    #[tokio::test]
+    async fn where_no_more_connections_are_to_be_had_those_that_there_are_serve_all() {
+        let opened = Arc::new(AtomicUsize::new(0));
+        let open: Open<usize> = Box::new(move || {
+            let number = opened.fetch_add(1, Ordering::Relaxed);
+            Box::pin(async move { if number < 2 { Ok(number) } else { Err("too many".into()) } })
+        });
+        let connections = Connections::new(8, Duration::from_secs(5), None, open);
+        let calls = (0..100).map(|_| {
+            connections.run(Urgency::Completion, |number: &mut usize| {
+                Box::pin(async {
+                    tokio::task::yield_now().await;
+                    Ok(*number)
+                })
+            })
+        });
+        for answer in futures_util::future::join_all(calls).await {
+            assert!(answer.unwrap() < 2);
+        }
     }
 
     #[tokio::test]

@@ -69,18 +69,12 @@ impl Store for Memory {
         Ok(Loaded { now: self.now(), records: keys.iter().map(|key| Ok(records.get(key).cloned())).collect() })
     }
 
-    async fn purge(&self, grace: Duration, limit: u32) -> Result<Purged, StoreError> {
+    async fn purge(&self, _: Timestamp, grace: Duration, _: u32) -> Result<Purged, StoreError> {
         let mut records = self.records.lock().unwrap();
-        let now = self.now();
-        let long_expired = |record: &Record| record.expires_at.is_some_and(|end| now >= end.after(grace));
-        let due: Vec<_> =
-            records.iter().filter(|(_, record)| long_expired(record)).map(|(key, _)| key.clone()).collect();
-        let mut deleted = 0;
-        for key in due.into_iter().take(limit as usize) {
-            records.remove(&key);
-            deleted += 1;
-        }
-        Ok(Purged { deleted, postponed: 0 })
+        let (now, before) = (self.now(), records.len());
+        records.retain(|_, record| record.expires_at.is_none_or(|end| now < end.after(grace)));
+        let deleted = (before - records.len()) as u64;
+        Ok(Purged { met: deleted, deleted, ..Purged::default() })
     }
 
     async fn check(&self) -> Result<(), StoreError> {

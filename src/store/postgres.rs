@@ -75,9 +75,9 @@ impl Postgres {
         if options.migrate {
             migrate(url).await?;
         }
-        let first = settings::connect(url, options).await?;
+        let first = settings::connect(url, options, Lane::Fast).await?;
         Self::check_migrated(url, first).await?;
-        let connections = |count| {
+        let connections = |count, lane| {
             let (url, options) = (url.clone(), options.clone());
             Connections::new(
                 count,
@@ -85,15 +85,15 @@ impl Postgres {
                 None,
                 Box::new(move || {
                     let (url, options) = (url.clone(), options.clone());
-                    Box::pin(async move { settings::connect(&url, &options).await.map_err(|e| e.to_string()) })
+                    Box::pin(async move { settings::connect(&url, &options, lane).await.map_err(|e| e.to_string()) })
                 }),
             )
         };
         Ok(Self {
-            calls: connections(options.connections),
-            slow: connections(SLOW_CONNECTIONS),
-            sweep: connections(1),
-            probe: connections(1),
+            calls: connections(options.connections, Lane::Fast),
+            slow: connections(SLOW_CONNECTIONS, Lane::Slow),
+            sweep: connections(1, Lane::Fast),
+            probe: connections(1, Lane::Fast),
             locked: Arc::default(),
             url: url.clone(),
             options: options.clone(),
@@ -119,19 +119,6 @@ impl Postgres {
             Err(error) if code(&error).as_deref() == Some("42P01") => Err(OpenError::NotMigrated(url.to_string())),
             Err(error) => Err(url.connect_error(&error)),
         }
-    }
-
-    async fn sweep_by(&self, sql: &'static str, grace: Duration, limit: u32) -> Result<u64, StoreError> {
-        self.sweep
-            .run(Urgency::Completion, move |connection| {
-                Box::pin(retried(connection, move |connection| {
-                    Box::pin(async move {
-                        let query = sqlx::query(sql).bind(micros(grace)).bind(i64::from(limit));
-                        Ok(query.execute(connection).await?.rows_affected())
-                    })
-                }))
-            })
-            .await
     }
 
     /// Runs writes of one kind as one statement, unless a row of theirs was met locked while they queued.
@@ -239,11 +226,12 @@ impl Store for Postgres {
             .await
     }
 
-    async fn purge(&self, grace: Duration, limit: u32) -> Result<Purged, StoreError> {
-        // Two statements, so that the rows of those that live are locked for no longer than it takes to move them.
-        let postponed = self.sweep_by(include_str!("postgres/postpone.sql"), grace, limit).await?;
-        let deleted = self.sweep_by(include_str!("postgres/purge.sql"), grace, limit).await?;
-        Ok(Purged { deleted, postponed })
+    async fn purge(&self, after: Timestamp, grace: Duration, limit: u32) -> Result<Purged, StoreError> {
+        self.sweep
+            .run(Urgency::Completion, move |connection| {
+                Box::pin(retried(connection, move |connection| Box::pin(purge(connection, after, grace, limit))))
+            })
+            .await
     }
 
     async fn check(&self) -> Result<(), StoreError> {
@@ -262,6 +250,32 @@ impl Store for Postgres {
     async fn close(&self) {
         tokio::join!(self.calls.close(), self.slow.close(), self.sweep.close(), self.probe.close());
     }
+}
+
+/// Two statements, so that the rows of those that live are locked for no longer than it takes to move them.
+async fn purge(
+    connection: &mut PgConnection,
+    after: Timestamp,
+    grace: Duration,
+    limit: u32,
+) -> Result<Purged, sqlx::Error> {
+    let row = sqlx::query(include_str!("postgres/purge.sql"))
+        .bind(micros(grace))
+        .bind(after.0)
+        .bind(i64::from(limit))
+        .fetch_one(&mut *connection)
+        .await?;
+    let count = |name| row.try_get::<i64, _>(name).map(i64::unsigned_abs);
+    let (met, deleted, last) = (count("met")?, count("deleted")?, row.try_get::<Option<Timestamp>, _>("last")?);
+    let postponed = match last {
+        Some(last) if deleted < met => {
+            let postpone = sqlx::query(include_str!("postgres/postpone.sql"));
+            let postpone = postpone.bind(micros(grace)).bind(after.0).bind(last.0);
+            postpone.execute(connection).await?.rows_affected()
+        }
+        _ => 0,
+    };
+    Ok(Purged { met, deleted, postponed, last })
 }
 
 async fn load(connection: &mut PgConnection, keys: &[Key]) -> Result<Loaded, sqlx::Error> {
@@ -302,10 +316,18 @@ async fn retried<T>(
                 Some("55P03") => return Err(Fault::Answer(StoreError::Locked)),
                 // query_canceled, by the statement timeout
                 Some("57014") => return Err(Fault::Answer(StoreError::Unavailable)),
+                // The session is as good as before, unless it is ending, read-only, or has outlived a change of the tables.
+                Some(code) if !breaks_session(code) => return Err(Fault::Refused(one_line(&error))),
                 _ => return Err(Fault::Broken(one_line(&error))),
             },
         }
     }
+}
+
+/// Connection exceptions, operator intervention, read_only_sql_transaction, in_failed_sql_transaction, and the two that a
+/// prepared statement meets after a change of its tables or behind a pooler.
+fn breaks_session(code: &str) -> bool {
+    code.starts_with("08") || code.starts_with("57") || matches!(code, "25006" | "25P02" | "0A000" | "26000")
 }
 
 fn code(error: &sqlx::Error) -> Option<String> {

@@ -149,24 +149,19 @@ impl Store for Sqlite {
             .await
     }
 
-    async fn purge(&self, grace: Duration, limit: u32) -> Result<Purged, StoreError> {
+    async fn purge(&self, after: Timestamp, grace: Duration, limit: u32) -> Result<Purged, StoreError> {
         self.transaction(Urgency::Completion, move |connection, now| {
             Box::pin(async move {
                 let edge = now.0.saturating_sub(micros(grace));
-                let deleted = sqlx::query(include_str!("sqlite/purge.sql"))
-                    .bind(edge)
-                    .bind(limit)
-                    .execute(&mut *connection)
-                    .await?
-                    .rows_affected();
-                let postponed = sqlx::query(include_str!("sqlite/postpone.sql"))
-                    .bind(edge)
-                    .bind(limit)
-                    .bind(now.0)
-                    .execute(connection)
-                    .await?
-                    .rows_affected();
-                Ok(Purged { deleted, postponed })
+                let due = sqlx::query(include_str!("sqlite/due.sql")).bind(after.0).bind(edge).bind(limit);
+                let row = due.fetch_one(&mut *connection).await?;
+                let (met, last) = (row.try_get::<i64, _>("met")?.unsigned_abs(), row.try_get("last")?);
+                let Some(Timestamp(until)) = last else { return Ok(Purged::default()) };
+                let purge = sqlx::query(include_str!("sqlite/purge.sql")).bind(after.0).bind(until).bind(edge);
+                let deleted = purge.execute(&mut *connection).await?.rows_affected();
+                let postpone = sqlx::query(include_str!("sqlite/postpone.sql")).bind(after.0).bind(until);
+                let postponed = postpone.bind(edge).bind(now.0).execute(connection).await?.rows_affected();
+                Ok(Purged { met, deleted, postponed, last })
             })
         })
         .await

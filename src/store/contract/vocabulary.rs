@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use crate::{
-    record::{Key, OnExpiry, Record, Status, StoredResult, Token},
+    record::{Key, OnExpiry, Record, Status, StoredResult, Timestamp, Token},
     store::{Store, StoreError},
     write::{Action, Condition, Extension, Finish, NextReservation, Reservation, Stamp, Write},
 };
@@ -76,6 +76,12 @@ pub(super) async fn write(store: &Shared, write: Write) -> Option<Stamp> {
             written => return written.unwrap(),
         }
     }
+}
+
+/// Deletes what expired at least `grace` ago, and gives how many were deleted and how many put off.
+pub(super) async fn purge(store: &Shared, grace: Duration, limit: u32) -> (u64, u64) {
+    let purged = store.purge(Timestamp(0), grace, limit).await.unwrap();
+    (purged.deleted, purged.postponed)
 }
 
 pub(super) async fn load(store: &Shared, key: &Key) -> Option<Record> {

@@ -1,30 +1,24 @@
--- Of the first $2 due records, moves those that outlive the edge, $1 microseconds ago, to their expiry.
-WITH due AS MATERIALIZED (
-    SELECT
-        ctid AS address,
-        expires_at,
-        c.edge
+-- Of the records that are due after $2 and not after $3 (microseconds of the epoch), moves those that outlive the edge, $1
+-- microseconds ago, to their expiry. Those that are to be held are looked at again later, whatever their retention.
+WITH alive AS MATERIALIZED (
+    SELECT r.ctid AS address
     FROM
         (SELECT clock_timestamp() - $1 * interval '1 microsecond' AS edge) AS c
         CROSS JOIN LATERAL (
-            SELECT
-                ctid,
-                expires_at
+            SELECT ctid
             FROM onceward_record
-            WHERE purge_after <= c.edge
+            WHERE
+                purge_after > timestamptz 'epoch' + $2 * interval '1 microsecond'
+                AND purge_after <= timestamptz 'epoch' + $3 * interval '1 microsecond'
+                AND (expires_at > c.edge OR expires_at IS NULL)
             ORDER BY purge_after
-            LIMIT $2
+            FOR UPDATE SKIP LOCKED
         ) AS r
-),
-alive AS MATERIALIZED (
-    SELECT r.ctid AS address
-    FROM
-        due
-        JOIN onceward_record AS r ON r.ctid = due.address
-    WHERE due.expires_at > due.edge OR due.expires_at IS NULL
-    FOR UPDATE OF r SKIP LOCKED
 )
 UPDATE onceward_record AS r
-SET purge_after = coalesce(r.expires_at, clock_timestamp() + r.retention * interval '1 microsecond')
+SET purge_after = coalesce(
+        r.expires_at,
+        clock_timestamp() + greatest(r.retention * interval '1 microsecond', interval '10 minutes')
+    )
 FROM alive
 WHERE r.ctid = alive.address

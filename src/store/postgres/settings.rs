@@ -8,18 +8,20 @@ use std::time::Duration;
 use sqlx::{AssertSqlSafe, Connection, PgConnection, Row};
 use tokio::time::timeout;
 
-use super::{Url, one_line};
+use super::{Lane, Url, one_line};
 use crate::store::{OpenError, OpenOptions};
 
 /// Each setting of the session, as Postgres shows it.
 ///
 /// The planner's switches leave only index access and nested loops, for every table size and state of its statistics. The
 /// timeouts bound what a call can wait for and what a lost connection can leave behind.
-const SETTINGS: [(&str, &str); 11] = [
+const SETTINGS: [(&str, &str); 12] = [
     ("default_transaction_isolation", "read committed"),
     ("lock_timeout", "100ms"),
     ("statement_timeout", "5s"),
     ("idle_in_transaction_session_timeout", "10s"),
+    // Connections are held open between uses.
+    ("idle_session_timeout", "0"),
     ("jit", "off"),
     ("enable_seqscan", "off"),
     ("enable_hashjoin", "off"),
@@ -31,6 +33,8 @@ const SETTINGS: [(&str, &str); 11] = [
 
 /// What was accepted at the start stays in force for the session, whatever becomes of the server's configuration.
 const PIN_DURABILITY: &str = "SELECT set_config('synchronous_commit', current_setting('synchronous_commit'), false);";
+/// A row that is known to be locked is not worth waiting for.
+const SLOW_LANE: &str = "SET lock_timeout = '10ms';";
 /// How long a database may take to let us in.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -56,13 +60,14 @@ pub fn role(url: &Url) -> &str {
 }
 
 /// Connects, puts the settings in force, and refuses a database that does not keep its promises.
-pub(super) async fn connect(url: &Url, options: &OpenOptions) -> Result<PgConnection, OpenError> {
+pub(super) async fn connect(url: &Url, options: &OpenOptions, lane: Lane) -> Result<PgConnection, OpenError> {
     let mut connection = url.connect().await?;
     match options.settings {
         Scope::Connection => {
             let statements = SETTINGS.map(|(name, value)| format!("SET {name} = '{value}';")).concat();
             // Constants only.
-            let set = sqlx::raw_sql(AssertSqlSafe(statements + PIN_DURABILITY)).execute(&mut connection).await;
+            let lane = if lane == Lane::Slow { SLOW_LANE } else { "" };
+            let set = sqlx::raw_sql(AssertSqlSafe(statements + PIN_DURABILITY + lane)).execute(&mut connection).await;
             set.map_err(|error| url.connect_error(&error))?;
         }
         Scope::Role => check_settings(url, &mut connection).await?,

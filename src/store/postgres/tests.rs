@@ -69,9 +69,9 @@ async fn a_purge_passes_by_rows_that_another_session_holds() {
     let World { store, mut rival } = World::with(&["due 1", "held", "due 2"]).await;
     let mut transaction = rival.begin().await.unwrap();
     sqlx::raw_sql(HOLD_ONE).execute(&mut *transaction).await.unwrap();
-    assert_eq!(store.purge(Duration::ZERO, 10).await, Ok(Purged { deleted: 2, postponed: 0 }));
+    assert_eq!(store.purge(Timestamp(0), Duration::ZERO, 10).await.unwrap().deleted, 2);
     transaction.rollback().await.unwrap();
-    assert_eq!(store.purge(Duration::ZERO, 10).await, Ok(Purged { deleted: 1, postponed: 0 }));
+    assert_eq!(store.purge(Timestamp(0), Duration::ZERO, 10).await.unwrap().deleted, 1);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -93,4 +93,40 @@ async fn a_check_answers_while_every_connection_is_busy() {
     assert!(busy.iter().any(|call| !call.is_finished()), "they are still busy");
     transaction.rollback().await.unwrap();
     join_all(busy).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_statement_that_fails_costs_nobody_a_connection() {
+    let World { store, mut rival } = World::with(&["sound"]).await;
+    let fail = "CREATE FUNCTION fail() RETURNS trigger LANGUAGE plpgsql AS
+            $$ BEGIN RAISE EXCEPTION 'corrupt' USING ERRCODE = 'XX001'; END $$;
+        CREATE TRIGGER fail BEFORE INSERT ON onceward_record FOR EACH ROW WHEN (NEW.value = 'bad') EXECUTE FUNCTION fail()";
+    sqlx::raw_sql(fail).execute(&mut rival).await.unwrap();
+    let sessions = async |rival: &mut PgConnection| -> Vec<i32> {
+        let query = "SELECT pid FROM pg_stat_activity
+            WHERE datname = current_database() AND application_name = 'onceward' ORDER BY pid";
+        sqlx::query_scalar(query).fetch_all(rival).await.unwrap()
+    };
+    let before = sessions(&mut rival).await;
+    for _ in 0..5 {
+        assert_eq!(store.write(vec![insert("bad")]).await, [Err(StoreError::Unavailable)]);
+        assert!(matches!(store.write(vec![renew("sound")]).await[..], [Ok(Some(_))]));
+    }
+    assert_eq!(sessions(&mut rival).await, before);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_sweep_passes_over_a_crowd_of_living_records() {
+    let World { store, mut rival } = World::with(&["expired", "living"]).await;
+    // Due since the beginning of time, and to be held, which is to live.
+    let crowd = "INSERT INTO onceward_record
+        SELECT (jsonb_populate_record(r, jsonb_build_object(
+            'id', gen_random_uuid(), 'on_expiry', 2, 'expires_at', null, 'purge_after', timestamptz '2000-01-01' + n * interval '1 ms'
+        ))).*
+        FROM onceward_record AS r CROSS JOIN generate_series(1, 20000) AS n
+        WHERE value = 'living'";
+    sqlx::raw_sql(crowd).execute(&mut rival).await.unwrap();
+    let swept = crate::sweeper::pass(&store, Duration::ZERO).await.unwrap();
+    assert_eq!((swept.deleted, swept.postponed), (2, 20_000));
+    assert_eq!(crate::sweeper::pass(&store, Duration::ZERO).await.unwrap(), Purged::default());
 }

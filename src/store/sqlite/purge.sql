@@ -1,12 +1,6 @@
--- Deletes up to ?2 due records that expired by ?1.
+-- Of the records that are due after ?1 and not after ?2, deletes those that expired by ?3.
 DELETE FROM onceward_record
 WHERE
-    id IN (
-        SELECT id
-        FROM onceward_record
-        WHERE
-            purge_after <= ?1
-            AND expires_at <= ?1
-        ORDER BY purge_after
-        LIMIT ?2
-    )
+    purge_after > ?1
+    AND purge_after <= ?2
+    AND expires_at <= ?3
