@@ -1,6 +1,7 @@
 # The two that a newcomer needs: `make test`, and `cargo run --release`, which needs no make.
 
 CARGO ?= cargo
+TARGET := $(or $(CARGO_TARGET_DIR),target)
 # Where other versions of Postgres are kept for the matrix. Not below the checkout: Postgres does not run as root, and
 # whoever it runs as must be able to read it.
 POSTGRES_VERSIONS ?= /tmp/onceward-postgres-$(shell id -u)
@@ -14,24 +15,24 @@ help: ## Show what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 26
 
 test: postgres ## Run every test, on SQLite and on a private Postgres
-	$(CARGO) build --workspace --tests
-	$(CARGO) run --quiet --package onceward-testing --bin with-postgres -- $(CARGO) test --workspace
+	$(CARGO) build --workspace --all-targets
+	$(TARGET)/debug/with-postgres $(CARGO) test --workspace
 
 run: ## Serve on the embedded store
 	$(CARGO) run --release
 
 run-postgres: postgres ## Serve on a private Postgres, which is gone afterwards
-	$(CARGO) build --release
-	$(CARGO) run --quiet --package onceward-testing --bin with-postgres -- \
-		sh -c 'exec target/release/onceward serve --migrate --database-url "$$ONCEWARD_TEST_POSTGRES/postgres"'
+	$(CARGO) build --workspace --release
+	$(TARGET)/release/with-postgres \
+		sh -c 'exec $(TARGET)/release/onceward serve --migrate --database-url "$$ONCEWARD_TEST_POSTGRES/postgres"'
 
 test-postgres-versions: ## Run the store contract and the black-box suite on the oldest and the newest supported Postgres
 	scripts/fetch-postgres $(POSTGRES_VERSIONS)/$(POSTGRES_14) $(POSTGRES_14)
 	scripts/fetch-postgres $(POSTGRES_VERSIONS)/$(POSTGRES_18) $(POSTGRES_18)
-	$(CARGO) build --workspace --tests
+	$(CARGO) build --workspace --all-targets
 	for version in $(POSTGRES_14) $(POSTGRES_18); do \
 		PG_BIN="$(POSTGRES_VERSIONS)/$$version/bin" \
-		$(CARGO) run --quiet --package onceward-testing --bin with-postgres -- \
+		$(TARGET)/debug/with-postgres \
 		sh -c '$(CARGO) test --workspace --lib store:: && $(CARGO) test --workspace --test blackbox' || exit 1; \
 	done
 
