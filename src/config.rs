@@ -72,6 +72,17 @@ pub struct Serve {
           value_parser = clap::value_parser!(u16).range(1..=1000))]
     pub database_pool_size: u16,
 
+    /// How many batches of writes, and how many of loads, are in flight at once. One makes the largest batches, which is best
+    /// for a Postgres nearby; more hide the way to one that is far.
+    #[arg(long, env = "ONCEWARD_BATCHES_IN_FLIGHT", value_name = "COUNT", default_value_t = 1,
+          value_parser = clap::value_parser!(u16).range(1..=100))]
+    pub batches_in_flight: u16,
+
+    /// How many bytes of finished records are kept in memory, so that duplicates of them cost the database nothing; 0 keeps
+    /// none.
+    #[arg(long, env = "ONCEWARD_CACHE_BYTES", value_name = "BYTES", default_value_t = 64 << 20)]
+    pub cache_bytes: u64,
+
     /// Bring the tables up to date before serving; on by default with SQLite, off with Postgres.
     #[arg(long, env = "ONCEWARD_MIGRATE", value_name = "BOOL", num_args = 0..=1, require_equals = true,
           default_missing_value = "true")]
@@ -267,6 +278,8 @@ impl Serve {
         Ok(ServeOptions {
             limits,
             waiters: WaiterLimits { per_key: self.waiters_per_key_max, total: self.waiters_max },
+            batches_in_flight: self.batches_in_flight.into(),
+            cache_bytes: self.cache_bytes,
             sweep: SweepOptions { interval: self.sweep_interval, grace: self.sweep_grace },
             drain_delay: self.drain_delay,
             drain_timeout: self.drain_timeout,

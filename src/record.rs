@@ -81,6 +81,14 @@ pub struct Record {
 }
 
 impl Record {
+    /// About how many bytes of memory it takes.
+    pub fn bytes(&self) -> usize {
+        let checkpoint = self.checkpoint.as_ref().map_or(0, Bytes::len);
+        let result = self.result.as_ref().map_or(0, StoredResult::bytes);
+        let pairs = self.result.as_ref().map_or(0, |result| result.metadata.len());
+        size_of::<Self>() + self.key.bytes() + checkpoint + result + pairs * size_of::<(String, String)>()
+    }
+
     /// Whether its reservation is exclusive at `now`.
     pub fn is_live(&self, now: Timestamp) -> bool {
         self.status == Status::InProgress && now < self.locked_until
@@ -162,4 +170,12 @@ pub struct StoredResult {
     pub metadata: Vec<(String, String)>,
     /// Bytes of the caller's own meaning.
     pub body: Bytes,
+}
+
+impl StoredResult {
+    /// How many bytes its parts have.
+    pub fn bytes(&self) -> usize {
+        let pairs = self.metadata.iter().map(|(name, value)| name.len() + value.len());
+        self.body.len() + pairs.sum::<usize>()
+    }
 }

@@ -25,7 +25,7 @@ use crate::{
     health,
     listener::{Connections, Incoming},
     proto::{self, idempotency_service_server::IdempotencyServiceServer},
-    store::Store,
+    store::{Store, cached::Cached, grouped::Grouped},
     sweeper::{self, SweepOptions},
     telemetry,
     waiters::{WaiterLimits, Waiters},
@@ -69,6 +69,10 @@ pub struct ServeOptions {
     pub limits: Limits,
     /// How many may wait.
     pub waiters: WaiterLimits,
+    /// How many batches of writes, and of loads, the store works on at once.
+    pub batches_in_flight: usize,
+    /// How much memory finished records may take.
+    pub cache_bytes: u64,
     /// When to sweep, and what.
     pub sweep: SweepOptions,
     /// From the signal to stop until new calls are refused.
@@ -143,6 +147,8 @@ struct Running {
 impl Running {
     async fn start(listeners: Listeners, store: Arc<dyn Store>, options: ServeOptions) -> Result<Self, ServeError> {
         let recorder = telemetry::recorder().map_err(|error| setup("metrics")(error.to_string()))?;
+        let store =
+            Arc::new(Cached::new(Arc::new(Grouped::new(store, options.batches_in_flight)), options.cache_bytes));
         let mut server = Self {
             tasks: JoinSet::new(),
             serving: CancellationToken::new(),

@@ -4,9 +4,11 @@
 //! [`Write`]s as [`Write::apply`] says, on its own clock, and tells which of them took. Every promise below has its case
 //! in the contract suite, which runs on every store, or, where it takes a rival that only one store knows, beside that store.
 
+pub mod cached;
 mod connections;
 #[cfg(test)]
 mod contract;
+pub mod grouped;
 #[cfg(test)]
 pub(crate) mod memory;
 mod metadata;
@@ -32,8 +34,8 @@ pub const BATCH_ITEMS_MAX: usize = 256;
 /// # Cancel safety
 ///
 /// A future of any method may be dropped at any time. A call that has reached the database goes on to its end without the
-/// caller: it may have been applied, and leaves no open transaction behind. One that still waits for its turn is not
-/// begun.
+/// caller: it may have been applied, and leaves no open transaction behind. A reservation that still waits for its turn is
+/// not begun; a completion may be.
 #[async_trait]
 pub trait Store: Send + Sync + 'static {
     /// Tries each write on its own, and tells for each, in order, whether it took.
@@ -46,9 +48,16 @@ pub trait Store: Send + Sync + 'static {
     ///   again.
     /// - The writes of one call are of different keys. One whose row somebody else holds never fails its neighbours; an outage
     ///   may fail all.
-    /// - An error says nothing about what was done, except [`StoreError::Locked`] and [`StoreError::Overloaded`]: nothing.
+    /// - An error says nothing about what was done, except [`StoreError::Refused`], [`StoreError::Locked`] and
+    ///   [`StoreError::Overloaded`]: nothing.
     /// - Completions are never refused for reservations that wait: they have room of their own in every queue.
     async fn write(&self, writes: Vec<Write>) -> Vec<Result<Option<Stamp>, StoreError>>;
+
+    /// Whether somebody else was just seen to hold the row of this key. A write to it is best handed over alone: together with
+    /// others it may keep them waiting.
+    fn is_locked(&self, _key: &Key) -> bool {
+        false
+    }
 
     /// Loads the records of these keys, in order, with the store's clock from just before.
     ///
@@ -110,6 +119,9 @@ pub enum StoreError {
     /// The store cannot be reached, or did not answer in time. What was asked may have been done.
     #[error("the store is unavailable")]
     Unavailable,
+    /// The store refuses what it was asked, or something that was asked along with it. Nothing was done.
+    #[error("the store refuses the statement")]
+    Refused,
     /// Another session holds the row of this key. Nothing was done.
     #[error("the record is locked by another session")]
     Locked,

@@ -5,7 +5,7 @@
 use std::{io::IsTerminal, sync::OnceLock, time::Duration};
 
 use metrics::{counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram};
-use metrics_exporter_prometheus::{BuildError, PrometheusBuilder, PrometheusHandle};
+use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder, PrometheusHandle};
 use tokio::time::interval;
 use tokio_util::sync::CancellationToken;
 use tonic::Code;
@@ -29,11 +29,19 @@ const WAITERS: &str = "onceward_waiters";
 const SWEPT: &str = "onceward_swept_records_total";
 /// Records that the sweeper met and that live longer.
 const POSTPONED: &str = "onceward_postponed_records_total";
+/// Writes of one batch, which share a commit.
+const BATCH_WRITES: &str = "onceward_batch_writes";
+/// From the start of a batch of writes to its answers, in seconds.
+const BATCH_SECONDS: &str = "onceward_batch_duration_seconds";
+/// Looks at finished records that the cache had, and those that it had not, by `found`.
+const CACHE_LOOKS: &str = "onceward_cache_looks_total";
 /// 1 while the store takes writes, else 0.
 const STORE_UP: &str = "onceward_store_up";
 
 /// Upper bounds of the buckets of durations, in seconds.
 const BUCKETS: [f64; 12] = [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0, 60.0];
+/// Upper bounds of the buckets of counts of writes.
+const BATCH_BUCKETS: [f64; 9] = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0];
 
 /// Starts logging to the standard error; `RUST_LOG` chooses what, from `info` up by default.
 pub fn start_logging() {
@@ -54,7 +62,10 @@ pub fn recorder() -> Result<PrometheusHandle, BuildError> {
     if let Some(handle) = RECORDER.get() {
         return Ok(handle.clone());
     }
-    let recorder = PrometheusBuilder::new().set_buckets(&BUCKETS)?.build_recorder();
+    let recorder = PrometheusBuilder::new()
+        .set_buckets(&BUCKETS)?
+        .set_buckets_for_metric(Matcher::Full(BATCH_WRITES.into()), &BATCH_BUCKETS)?
+        .build_recorder();
     let handle = RECORDER.get_or_init(|| recorder.handle()).clone();
     if metrics::set_global_recorder(recorder).is_ok() {
         describe();
@@ -86,6 +97,9 @@ fn describe() {
     describe_gauge!(WAITERS, "Reserves that wait for a key");
     describe_counter!(SWEPT, "Records deleted after their expiry");
     describe_counter!(POSTPONED, "Records that the sweeper met and that live longer");
+    describe_histogram!(BATCH_WRITES, "Writes of one batch, which share a commit");
+    describe_histogram!(BATCH_SECONDS, "From the start of a batch of writes to its answers");
+    describe_counter!(CACHE_LOOKS, "Looks at records, by whether the cache had them");
     describe_gauge!(STORE_UP, "1 while the store takes writes, else 0");
 }
 
@@ -119,6 +133,17 @@ pub fn waiters_changed(by: f64) {
 pub fn swept(purged: &Purged) {
     counter!(SWEPT).increment(purged.deleted);
     counter!(POSTPONED).increment(purged.postponed);
+}
+
+/// A batch of so many writes was answered.
+pub fn batch_written(count: usize, duration: Duration) {
+    histogram!(BATCH_WRITES).record(count as f64);
+    histogram!(BATCH_SECONDS).record(duration);
+}
+
+/// A record was asked for, and the cache had it or not.
+pub fn cache_looked(found: bool) {
+    counter!(CACHE_LOOKS, "found" => if found { "true" } else { "false" }).increment(1);
 }
 
 /// The store takes writes, or does not.

@@ -151,6 +151,29 @@ impl Write {
         }
     }
 
+    /// About how many bytes it takes to send it.
+    pub fn bytes(&self) -> usize {
+        /// Numbers, times, and texts of the usual length.
+        const SMALL: usize = 256;
+        let reservation = |reservation: &Reservation| {
+            let fingerprint = reservation.fingerprint.as_ref().map_or(0, |text| text.as_str().len());
+            let owner = reservation.owner.as_ref().map_or(0, |text| text.as_str().len());
+            fingerprint + owner
+        };
+        let large = match &self.action {
+            Action::Insert(inserted) => reservation(inserted),
+            Action::Reserve(_, next) => reservation(&next.reservation),
+            Action::Extend(_, extension) => {
+                extension.checkpoint.as_ref().map_or(0, |checkpoint| checkpoint.bytes.len())
+            }
+            Action::Finish(_, finish) => {
+                let checkpoint = finish.checkpoint.as_ref().map_or(0, Bytes::len);
+                checkpoint + finish.result.as_ref().map_or(0, StoredResult::bytes)
+            }
+        };
+        SMALL + self.key.bytes() + large
+    }
+
     /// Whether it starts an execution: nothing has happened yet.
     pub fn is_reservation(&self) -> bool {
         matches!(self.action, Action::Insert(_) | Action::Reserve(..))

@@ -94,7 +94,9 @@ impl CallError {
             }
             Self::Engine(EngineError::Store(error)) => {
                 let (code, reason, retry) = match error {
-                    StoreError::Unavailable => (Code::Unavailable, "STORE_UNAVAILABLE", Some(RETRY_DELAY)),
+                    StoreError::Unavailable | StoreError::Refused => {
+                        (Code::Unavailable, "STORE_UNAVAILABLE", Some(RETRY_DELAY))
+                    }
                     StoreError::Locked => (Code::Unavailable, "STORE_UNAVAILABLE", Some(LOCKED_RETRY_DELAY)),
                     StoreError::Overloaded => (Code::ResourceExhausted, "OVERLOADED", Some(RETRY_DELAY)),
                     StoreError::KeyCollision => (Code::Internal, "KEY_COLLISION", None),

@@ -59,6 +59,11 @@ impl Key {
         self.0.id
     }
 
+    /// How many bytes its texts have.
+    pub fn bytes(&self) -> usize {
+        self.namespace().len() + self.subject().len() + self.value().len()
+    }
+
     /// The service and operation that own the key.
     pub fn namespace(&self) -> &str {
         &self.0.namespace

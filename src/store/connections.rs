@@ -197,7 +197,7 @@ impl<C: Send + 'static> Inner<C> {
             Fault::Answer(error) => error,
             Fault::Refused(reason) | Fault::Broken(reason) => {
                 self.complain("the database refuses a statement", &reason);
-                StoreError::Unavailable
+                StoreError::Refused
             }
         })
     }

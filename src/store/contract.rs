@@ -11,14 +11,18 @@ mod vocabulary;
 
 use std::{path::Path, sync::Arc};
 
-use super::{DatabaseUrl, OpenOptions, Store, open, postgres::settings::Scope};
+use super::{DatabaseUrl, OpenOptions, Store, cached::Cached, grouped::Grouped, open, postgres::settings::Scope};
 
-/// Runs every case on every store.
+/// Runs every case on every store, and on every wrapper around them.
 macro_rules! suite {
     ($($module:ident :: $case:ident),* $(,)?) => {
         suite!(@store postgres, super::fresh_postgres(), $($module::$case),*);
         suite!(@store sqlite_file, super::fresh_sqlite_file(), $($module::$case),*);
         suite!(@store sqlite_memory, super::fresh_sqlite_memory(), $($module::$case),*);
+        suite!(@store grouped_postgres, super::grouped(super::fresh_postgres()), $($module::$case),*);
+        suite!(@store grouped_sqlite, super::grouped(super::fresh_sqlite_file()), $($module::$case),*);
+        suite!(@store cached_postgres, super::cached(super::grouped(super::fresh_postgres())), $($module::$case),*);
+        suite!(@store cached_sqlite, super::cached(super::grouped(super::fresh_sqlite_file())), $($module::$case),*);
     };
     (@store $store:ident, $fresh:expr, $($module:ident :: $case:ident),*) => {
         mod $store {
@@ -99,6 +103,16 @@ async fn fresh_sqlite_file() -> Fresh {
 
 async fn fresh_sqlite_memory() -> Fresh {
     Fresh { store: opened("sqlite::memory:").await, _folder: None }
+}
+
+async fn grouped(fresh: impl Future<Output = Fresh>) -> Fresh {
+    let fresh = fresh.await;
+    Fresh { store: Arc::new(Grouped::new(fresh.store, 2)), ..fresh }
+}
+
+async fn cached(fresh: impl Future<Output = Fresh>) -> Fresh {
+    let fresh = fresh.await;
+    Fresh { store: Arc::new(Cached::new(fresh.store, 1 << 20)), ..fresh }
 }
 
 pub(super) fn sqlite_url(folder: &Path) -> String {

@@ -19,7 +19,7 @@ use futures_util::future::{BoxFuture, join_all};
 use sqlx::{ConnectOptions, Connection, PgConnection, Row, postgres::PgConnectOptions};
 
 use self::{
-    batch::{Batch, Kind},
+    batch::Batch,
     locked::{Access, LockedRows, Turn},
 };
 use super::{
@@ -121,7 +121,7 @@ impl Postgres {
         }
     }
 
-    /// Runs writes of one kind as one statement, unless a row of theirs was met locked while they queued.
+    /// Runs writes as one statement, unless a row of theirs was met locked while they queued.
     async fn run(&self, lane: Lane, batch: Batch) -> Result<Vec<Option<Stamp>>, StoreError> {
         let urgency = if batch.is_reservation() { Urgency::Reservation } else { Urgency::Completion };
         let connections = match lane {
@@ -171,16 +171,11 @@ impl Postgres {
         Ok(self.run(Lane::Slow, single).await?.into_iter().next().flatten())
     }
 
-    /// Writes each kind as one statement. The places say which of all the writes each result is for.
-    async fn write_by_kind(&self, writes: Vec<(usize, &Write)>) -> Vec<(usize, Result<Option<Stamp>, StoreError>)> {
-        let mut results = Vec::with_capacity(writes.len());
-        for kind in Kind::ALL {
-            let (places, batch) = Batch::of(kind, writes.iter().copied());
-            if batch.len() > 0 {
-                results.extend(places.into_iter().zip(self.write_together(batch).await));
-            }
-        }
-        results
+    /// Writes in as few statements as can be, all at once. The places say which of all the writes each result is for.
+    async fn write_free(&self, writes: Vec<(usize, &Write)>) -> Vec<(usize, Result<Option<Stamp>, StoreError>)> {
+        let batches = Batch::all(writes).into_iter();
+        let written = batches.map(async |(places, batch)| places.into_iter().zip(self.write_together(batch).await));
+        join_all(written).await.into_iter().flatten().collect()
     }
 
     /// Writes one whose row was met locked, while nobody else may.
@@ -205,13 +200,17 @@ impl Store for Postgres {
                 Access::Taken => {}
             }
         }
-        let (free, in_turn) = tokio::join!(self.write_by_kind(free), join_all(in_turn));
+        let (free, in_turn) = tokio::join!(self.write_free(free), join_all(in_turn));
         for (place, result) in free.into_iter().chain(in_turn) {
             if let Some(slot) = results.get_mut(place) {
                 *slot = result;
             }
         }
         results
+    }
+
+    fn is_locked(&self, key: &Key) -> bool {
+        self.locked.contains(key.id())
     }
 
     async fn load(&self, keys: Vec<Key>, urgency: Urgency) -> Result<Loaded, StoreError> {

@@ -212,6 +212,8 @@ fn fault(error: &sqlx::Error, in_memory: bool) -> Fault {
     match code.and_then(|code| code.parse::<i32>().ok()).map(|code| code & 0xff) {
         // SQLITE_BUSY, SQLITE_LOCKED
         Some(5 | 6) => Fault::Answer(StoreError::Locked),
+        // SQLITE_TOOBIG, SQLITE_CONSTRAINT, SQLITE_MISMATCH: it is the statement's fault, and the transaction is rolled back.
+        Some(18..=20) => Fault::Refused(error.to_string()),
         _ if in_memory => Fault::Answer(StoreError::Unavailable),
         _ => Fault::Broken(error.to_string()),
     }

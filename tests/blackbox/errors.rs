@@ -89,13 +89,13 @@ async fn two_keys_under_one_hash_are_an_error_and_not_each_others() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_deadline_that_passes_at_the_server_has_our_form() {
     let database = Backend::Postgres.database().await;
-    let server = Server::start(&database.url, &["--database-pool-size", "1"]).await;
+    let server = Server::start(&database.url, &[]).await;
     let client = server.client().await;
     let mut holder = PgConnection::connect(&database.url).await.unwrap();
     let _table = lock_table(&mut holder).await;
-    // Each keeps the only connection for one lock timeout, so the last ones wait for three seconds.
+    // The first batch waits for a lock timeout of 100 ms, and the others for the first.
     let round = async || {
-        let calls = (0..30).map(|_| client.reserve_within(reserve(&fresh_key(), "a"), SECOND));
+        let calls = (0..30).map(|_| client.reserve_within(reserve(&fresh_key(), "a"), SECOND / 11));
         let answers = futures_util::future::join_all(calls).await;
         answers.into_iter().filter_map(Result::err).find(|status| status.code() == Code::DeadlineExceeded)
     };

@@ -1,56 +1,101 @@
-//! [`Batch`]: writes of one kind as one statement over arrays.
+//! [`Batch`]: writes as one statement over arrays, and one commit.
 
-use sqlx::{PgConnection, Row, postgres::PgArguments, query::Query};
+use std::sync::LazyLock;
+
+use sqlx::{PgConnection, Row, postgres::PgArguments};
 use uuid::Uuid;
 
 use crate::{
     record::{Key, Token, micros},
     store::{metadata, row},
-    write::{Action, Condition, Stamp, Write},
+    write::{Action, Condition, Extension, Finish, NextReservation, Reservation, Stamp, Write},
 };
 
-/// The kinds of writes; each has its statement.
+type Query<'q> = sqlx::query::Query<'q, sqlx::Postgres, PgArguments>;
+
+const INSERT: &str = include_str!("insert.sql");
+const RESERVE: &str = include_str!("reserve.sql");
+const EXTEND: &str = include_str!("extend.sql");
+const FINISH: &str = include_str!("finish.sql");
+/// Fresh reservations and completions, which is what a busy service does all day, as one statement. The inserts come first:
+/// in this order sessions cannot deadlock, since nobody can wait for a row that is not yet committed but another insert.
+static INSERT_AND_FINISH: LazyLock<String> = LazyLock::new(|| {
+    let finish = renumbered(FINISH, parameters(INSERT));
+    include_str!("insert_and_finish.sql").replace("{insert}", INSERT).replace("{finish}", &finish)
+});
+
+/// What one statement can do.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Kind {
+enum Statement {
     Insert,
     Reserve,
     Extend,
     Finish,
+    InsertAndFinish,
 }
 
-impl Kind {
-    /// Completions first: the effect of theirs has happened already.
-    pub(super) const ALL: [Self; 4] = [Self::Finish, Self::Extend, Self::Reserve, Self::Insert];
+impl Statement {
+    /// The statements that these writes take, each kind in one of them.
+    fn needed(writes: &[(usize, &Write)]) -> Vec<Self> {
+        let has = |statement: Self| writes.iter().any(|(_, write)| statement.does(write));
+        let mut needed = match (has(Self::Insert), has(Self::Finish)) {
+            (true, true) => vec![Self::InsertAndFinish],
+            (true, false) => vec![Self::Insert],
+            (false, true) => vec![Self::Finish],
+            (false, false) => vec![],
+        };
+        needed.extend([Self::Reserve, Self::Extend].into_iter().filter(|statement| has(*statement)));
+        needed
+    }
 
-    fn of(write: &Write) -> Self {
+    fn does(self, write: &Write) -> bool {
         match write.action {
-            Action::Insert(_) => Self::Insert,
-            Action::Reserve(..) => Self::Reserve,
-            Action::Extend(..) => Self::Extend,
-            Action::Finish(..) => Self::Finish,
+            Action::Insert(_) => matches!(self, Self::Insert | Self::InsertAndFinish),
+            Action::Reserve(..) => self == Self::Reserve,
+            Action::Extend(..) => self == Self::Extend,
+            Action::Finish(..) => matches!(self, Self::Finish | Self::InsertAndFinish),
+        }
+    }
+
+    fn sql(self) -> &'static str {
+        match self {
+            Self::Insert => INSERT,
+            Self::Reserve => RESERVE,
+            Self::Extend => EXTEND,
+            Self::Finish => FINISH,
+            Self::InsertAndFinish => INSERT_AND_FINISH.as_str(),
         }
     }
 }
 
-/// Writes of one kind, in the order of their ids: sessions that lock rows in one order cannot deadlock.
+/// Writes of one statement, in the order of their ids: sessions that lock rows in one order cannot deadlock.
 #[derive(Clone, Debug)]
 pub(super) struct Batch {
-    kind: Kind,
+    statement: Statement,
     writes: Vec<Write>,
 }
 
 impl Batch {
-    /// One write.
-    pub(super) fn single(write: Write) -> Self {
-        Self { kind: Kind::of(&write), writes: vec![write] }
+    /// All of these writes, as few batches as can be, and for each of these the places of its writes.
+    pub(super) fn all(mut writes: Vec<(usize, &Write)>) -> Vec<(Vec<usize>, Self)> {
+        writes.sort_unstable_by_key(|(_, write)| write.key.id());
+        let batch = |statement: Statement| {
+            let chosen = writes.iter().filter(|(_, write)| statement.does(write));
+            let (places, writes) = chosen.map(|(place, write)| (*place, (*write).clone())).unzip();
+            (places, Self { statement, writes })
+        };
+        Statement::needed(&writes).into_iter().map(batch).collect()
     }
 
-    /// The writes of this kind, and their places.
-    pub(super) fn of<'w>(kind: Kind, writes: impl Iterator<Item = (usize, &'w Write)>) -> (Vec<usize>, Self) {
-        let mut chosen: Vec<_> = writes.filter(|(_, write)| Kind::of(write) == kind).collect();
-        chosen.sort_by_key(|(_, write)| write.key.id());
-        let (places, writes) = chosen.into_iter().map(|(place, write)| (place, write.clone())).unzip();
-        (places, Self { kind, writes })
+    /// One write.
+    pub(super) fn single(write: Write) -> Self {
+        let statement = match write.action {
+            Action::Insert(_) => Statement::Insert,
+            Action::Reserve(..) => Statement::Reserve,
+            Action::Extend(..) => Statement::Extend,
+            Action::Finish(..) => Statement::Finish,
+        };
+        Self { statement, writes: vec![write] }
     }
 
     pub(super) fn len(&self) -> usize {
@@ -67,7 +112,7 @@ impl Batch {
 
     /// The same writes, each as a batch of its own.
     pub(super) fn split(self) -> impl Iterator<Item = Self> {
-        self.writes.into_iter().map(move |write| Self { kind: self.kind, writes: vec![write] })
+        self.writes.into_iter().map(Self::single)
     }
 
     /// Runs the statement, and tells for each write whether it took.
@@ -83,110 +128,135 @@ impl Batch {
         Ok(stamps)
     }
 
-    fn query(&self) -> Query<'_, sqlx::Postgres, PgArguments> {
-        match self.kind {
-            Kind::Insert => self.insert(),
-            Kind::Reserve => self.reserve(),
-            Kind::Extend => self.extend(),
-            Kind::Finish => self.finish(),
+    fn query(&self) -> Query<'_> {
+        let query = sqlx::query(self.statement.sql());
+        match self.statement {
+            Statement::Insert => self.bind_inserts(query),
+            Statement::Reserve => self.bind_reserves(query),
+            Statement::Extend => self.bind_extends(query),
+            Statement::Finish => self.bind_finishes(query),
+            Statement::InsertAndFinish => self.bind_finishes(self.bind_inserts(query)),
         }
     }
 
-    fn insert(&self) -> Query<'_, sqlx::Postgres, PgArguments> {
-        let reservations = || {
-            self.writes.iter().filter_map(|write| match &write.action {
-                Action::Insert(reservation) => Some(reservation),
-                _ => None,
-            })
-        };
-        self.keys(include_str!("insert.sql"))
-            .bind(column(reservations(), |r| r.token.as_str()))
-            .bind(column(reservations(), |r| r.on_expiry.code()))
-            .bind(column(reservations(), |r| r.owner.as_ref().map(|owner| owner.as_str())))
-            .bind(column(reservations(), |r| r.fingerprint.as_ref().map(|fingerprint| fingerprint.as_str())))
-            .bind(column(reservations(), |r| r.origin.as_ref().map(|origin| origin.as_str())))
-            .bind(column(reservations(), |r| micros(r.lock_ttl)))
-            .bind(column(reservations(), |r| micros(r.retention)))
+    fn bind_inserts<'q>(&'q self, query: Query<'q>) -> Query<'q> {
+        let inserts: Vec<(&Key, &Reservation)> = self.chosen(|write| match &write.action {
+            Action::Insert(reservation) => Some((&write.key, reservation)),
+            _ => None,
+        });
+        bind_keys(query, inserts.iter().map(|(key, _)| *key))
+            .bind(column(&inserts, |(_, r)| r.token.as_str()))
+            .bind(column(&inserts, |(_, r)| r.on_expiry.code()))
+            .bind(column(&inserts, |(_, r)| r.owner.as_ref().map(|owner| owner.as_str())))
+            .bind(column(&inserts, |(_, r)| r.fingerprint.as_ref().map(|fingerprint| fingerprint.as_str())))
+            .bind(column(&inserts, |(_, r)| r.origin.as_ref().map(|origin| origin.as_str())))
+            .bind(column(&inserts, |(_, r)| micros(r.lock_ttl)))
+            .bind(column(&inserts, |(_, r)| micros(r.retention)))
     }
 
-    fn reserve(&self) -> Query<'_, sqlx::Postgres, PgArguments> {
-        let reservations = || {
-            self.writes.iter().filter_map(|write| match &write.action {
-                Action::Reserve(_, next) => Some(next),
-                _ => None,
-            })
-        };
-        self.conditions(include_str!("reserve.sql"))
-            .bind(column(reservations(), |r| r.reservation.token.as_str()))
-            .bind(column(reservations(), |r| r.reservation.on_expiry.code()))
-            .bind(column(reservations(), |r| r.reservation.owner.as_ref().map(|owner| owner.as_str())))
-            .bind(column(reservations(), |r| {
-                r.reservation.fingerprint.as_ref().map(|fingerprint| fingerprint.as_str())
+    fn bind_reserves<'q>(&'q self, query: Query<'q>) -> Query<'q> {
+        let reserves: Vec<Change<'_, NextReservation>> = self.chosen(|write| match &write.action {
+            Action::Reserve(condition, next) => Some((&write.key, condition, next)),
+            _ => None,
+        });
+        bind_conditions(query, &reserves)
+            .bind(column(&reserves, |(.., next)| next.reservation.token.as_str()))
+            .bind(column(&reserves, |(.., next)| next.reservation.on_expiry.code()))
+            .bind(column(&reserves, |(.., next)| next.reservation.owner.as_ref().map(|owner| owner.as_str())))
+            .bind(column(&reserves, |(.., next)| {
+                next.reservation.fingerprint.as_ref().map(|fingerprint| fingerprint.as_str())
             }))
-            .bind(column(reservations(), |r| r.reservation.origin.as_ref().map(|origin| origin.as_str())))
-            .bind(column(reservations(), |r| micros(r.reservation.lock_ttl)))
-            .bind(column(reservations(), |r| micros(r.reservation.retention)))
-            .bind(column(reservations(), |r| r.attempt))
-            .bind(column(reservations(), |r| r.earlier_tokens.as_bytes()))
+            .bind(column(&reserves, |(.., next)| next.reservation.origin.as_ref().map(|origin| origin.as_str())))
+            .bind(column(&reserves, |(.., next)| micros(next.reservation.lock_ttl)))
+            .bind(column(&reserves, |(.., next)| micros(next.reservation.retention)))
+            .bind(column(&reserves, |(.., next)| next.attempt))
+            .bind(column(&reserves, |(.., next)| next.earlier_tokens.as_bytes()))
     }
 
-    fn extend(&self) -> Query<'_, sqlx::Postgres, PgArguments> {
-        let extensions = || {
-            self.writes.iter().filter_map(|write| match &write.action {
-                Action::Extend(_, extension) => Some(extension),
-                _ => None,
-            })
-        };
-        self.conditions(include_str!("extend.sql"))
-            .bind(column(extensions(), |e| e.lock_ttl.map(micros)))
-            .bind(column(extensions(), |e| e.on_expiry.code()))
-            .bind(column(extensions(), |e| e.checkpoint.as_ref().map(|checkpoint| checkpoint.bytes.as_ref())))
-            .bind(column(extensions(), |e| e.checkpoint.as_ref().and_then(|checkpoint| checkpoint.sequence)))
+    fn bind_extends<'q>(&'q self, query: Query<'q>) -> Query<'q> {
+        let extends: Vec<Change<'_, Extension>> = self.chosen(|write| match &write.action {
+            Action::Extend(condition, extension) => Some((&write.key, condition, extension)),
+            _ => None,
+        });
+        bind_conditions(query, &extends)
+            .bind(column(&extends, |(.., e)| e.lock_ttl.map(micros)))
+            .bind(column(&extends, |(.., e)| e.on_expiry.code()))
+            .bind(column(&extends, |(.., e)| e.checkpoint.as_ref().map(|checkpoint| checkpoint.bytes.as_ref())))
+            .bind(column(&extends, |(.., e)| e.checkpoint.as_ref().and_then(|checkpoint| checkpoint.sequence)))
     }
 
-    fn finish(&self) -> Query<'_, sqlx::Postgres, PgArguments> {
-        let finishes = || {
-            self.writes.iter().filter_map(|write| match &write.action {
-                Action::Finish(_, finish) => Some(finish),
-                _ => None,
-            })
-        };
-        self.conditions(include_str!("finish.sql"))
-            .bind(column(finishes(), |f| f.status.code()))
-            .bind(column(finishes(), |f| f.resolved))
-            .bind(column(finishes(), |f| f.retention.map(micros)))
-            .bind(column(finishes(), |f| f.checkpoint.as_deref()))
-            .bind(column(finishes(), |f| f.result.as_ref().map(|result| result.code)))
-            .bind(column(finishes(), |f| f.result.as_ref().and_then(|result| metadata::encode(&result.metadata))))
-            .bind(column(finishes(), |f| f.result.as_ref().map(|result| result.body.as_ref())))
+    fn bind_finishes<'q>(&'q self, query: Query<'q>) -> Query<'q> {
+        let finishes: Vec<Change<'_, Finish>> = self.chosen(|write| match &write.action {
+            Action::Finish(condition, finish) => Some((&write.key, condition, finish)),
+            _ => None,
+        });
+        bind_conditions(query, &finishes)
+            .bind(column(&finishes, |(.., f)| f.status.code()))
+            .bind(column(&finishes, |(.., f)| f.resolved))
+            .bind(column(&finishes, |(.., f)| f.retention.map(micros)))
+            .bind(column(&finishes, |(.., f)| f.checkpoint.as_deref()))
+            .bind(column(&finishes, |(.., f)| f.result.as_ref().map(|result| result.code)))
+            .bind(column(&finishes, |(.., f)| f.result.as_ref().and_then(|result| metadata::encode(&result.metadata))))
+            .bind(column(&finishes, |(.., f)| f.result.as_ref().map(|result| result.body.as_ref())))
     }
 
-    /// A statement with what every write has: its key.
-    fn keys(&self, sql: &'static str) -> Query<'_, sqlx::Postgres, PgArguments> {
-        let keys = || self.writes.iter().map(|write| &write.key);
-        sqlx::query(sql)
-            .bind(column(keys(), Key::id))
-            .bind(column(keys(), Key::namespace))
-            .bind(column(keys(), Key::subject))
-            .bind(column(keys(), Key::value))
-    }
-
-    /// A statement with what every change has: its key and its condition.
-    fn conditions(&self, sql: &'static str) -> Query<'_, sqlx::Postgres, PgArguments> {
-        let conditions = || {
-            self.writes.iter().filter_map(|write| match &write.action {
-                Action::Insert(_) => None,
-                Action::Reserve(condition, _) | Action::Extend(condition, _) | Action::Finish(condition, _) => {
-                    Some(condition)
-                }
-            })
-        };
-        self.keys(sql)
-            .bind(column(conditions(), |condition| condition.holder().map(Token::as_str)))
-            .bind(column(conditions(), Condition::seen))
+    fn chosen<'w, T>(&'w self, choose: impl FnMut(&'w Write) -> Option<T>) -> Vec<T> {
+        self.writes.iter().filter_map(choose).collect()
     }
 }
 
-fn column<'a, T: 'a, V>(items: impl Iterator<Item = &'a T>, value: impl Fn(&'a T) -> V) -> Vec<V> {
-    items.map(value).collect()
+/// A write to a record that exists.
+type Change<'w, A> = (&'w Key, &'w Condition, &'w A);
+
+/// What every write has.
+fn bind_keys<'q>(query: Query<'q>, keys: impl Iterator<Item = &'q Key> + Clone) -> Query<'q> {
+    query
+        .bind(keys.clone().map(Key::id).collect::<Vec<_>>())
+        .bind(keys.clone().map(Key::namespace).collect::<Vec<_>>())
+        .bind(keys.clone().map(Key::subject).collect::<Vec<_>>())
+        .bind(keys.map(Key::value).collect::<Vec<_>>())
+}
+
+/// What every change has.
+fn bind_conditions<'q, A>(query: Query<'q>, changes: &[Change<'q, A>]) -> Query<'q> {
+    bind_keys(query, changes.iter().map(|(key, ..)| *key))
+        .bind(column(changes, |(_, condition, _)| condition.holder().map(Token::as_str)))
+        .bind(column(changes, |(_, condition, _)| condition.seen()))
+}
+
+fn column<T, V>(items: &[T], value: impl Fn(&T) -> V) -> Vec<V> {
+    items.iter().map(value).collect()
+}
+
+/// How many parameters a statement has.
+fn parameters(sql: &str) -> usize {
+    sql.split('$').skip(1).filter_map(|rest| number(rest).0.parse().ok()).max().unwrap_or(0)
+}
+
+/// The statement with its parameters behind `count` others.
+fn renumbered(sql: &str, count: usize) -> String {
+    let mut parts = sql.split('$');
+    let mut text = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        let (digits, rest) = number(part);
+        text.push_str(&format!("${}{rest}", digits.parse::<usize>().unwrap_or(0) + count));
+    }
+    text
+}
+
+fn number(text: &str) -> (&str, &str) {
+    text.split_at(text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn statements_are_joined_behind_each_others_parameters() {
+        assert_eq!(parameters("SELECT $1::text, $12, $3"), 12);
+        assert_eq!(renumbered("SELECT $1::text, f($12), $3", 4), "SELECT $5::text, f($16), $7");
+        assert_eq!(parameters(INSERT_AND_FINISH.as_str()), parameters(INSERT) + parameters(FINISH));
+        assert!(!INSERT_AND_FINISH.contains(['{', '}']));
+    }
 }

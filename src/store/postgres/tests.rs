@@ -109,7 +109,7 @@ async fn a_statement_that_fails_costs_nobody_a_connection() {
     };
     let before = sessions(&mut rival).await;
     for _ in 0..5 {
-        assert_eq!(store.write(vec![insert("bad")]).await, [Err(StoreError::Unavailable)]);
+        assert_eq!(store.write(vec![insert("bad")]).await, [Err(StoreError::Refused)]);
         assert!(matches!(store.write(vec![renew("sound")]).await[..], [Ok(Some(_))]));
     }
     assert_eq!(sessions(&mut rival).await, before);

@@ -1,0 +1,463 @@
+//! [`Queue`]: what waits for its batch.
+//!
+//! Bounded in length, in bytes and in time, with room and precedence for completions: the effect of theirs has happened
+//! already. Nothing waits for a timer: whoever asks for a batch gets what is there.
+
+use std::{
+    collections::{HashMap, VecDeque, hash_map::Entry},
+    sync::{Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use tokio::{sync::Notify, time::Instant};
+
+use crate::{
+    record::Key,
+    store::{StoreError, Urgency},
+};
+
+/// How many reservations may wait; as many completions may wait beside them.
+pub(super) const QUEUE_ITEMS_MAX: usize = 4096;
+/// How many bytes of each may wait.
+const QUEUE_BYTES_MAX: usize = 64 << 20;
+/// How long anything waits before it is sent away: nothing was done for it.
+const QUEUE_TIMEOUT: Duration = Duration::from_secs(5);
+/// How many items may be passed over for one batch because it has another of their key.
+const PASSED_OVER_MAX: usize = 1024;
+
+/// One call that waits.
+pub(super) trait Item: Send + 'static {
+    /// What it is about. A batch has each key once.
+    fn key(&self) -> &Key;
+    /// What it takes of a batch.
+    fn bytes(&self) -> usize;
+    /// Whether it is answered along with an earlier one of its key, and need not be done.
+    fn follows(&self) -> bool;
+    /// Whether nobody waits for it any more and nothing is lost if it is never done.
+    fn is_abandoned(&self) -> bool;
+    /// Answers it without having done anything.
+    fn refuse(self, error: StoreError);
+}
+
+/// Bounds of one batch.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Bounds {
+    /// The most keys.
+    pub(super) items: usize,
+    /// The most bytes; an item that is larger goes alone.
+    pub(super) bytes: usize,
+}
+
+/// An item that is to be done, and those that are answered along with it.
+pub(super) struct Group<T> {
+    pub(super) leader: T,
+    pub(super) followers: Vec<T>,
+}
+
+/// What waits for its batch.
+pub(super) struct Queue<T> {
+    bounds: Bounds,
+    lanes: Mutex<Lanes<T>>,
+    /// There may be a batch to take.
+    filled: Notify,
+}
+
+struct Lanes<T> {
+    completions: Lane<T>,
+    reservations: Lane<T>,
+    closed: bool,
+}
+
+struct Lane<T> {
+    items: VecDeque<(Instant, T)>,
+    bytes: usize,
+    /// What those are answered who waited too long.
+    late: StoreError,
+}
+
+impl<T: Item> Queue<T> {
+    pub(super) fn new(bounds: Bounds) -> Self {
+        let lane = |late| Lane { items: VecDeque::new(), bytes: 0, late };
+        let lanes = Lanes {
+            completions: lane(StoreError::Unavailable),
+            reservations: lane(StoreError::Overloaded),
+            closed: false,
+        };
+        Self { bounds, lanes: Mutex::new(lanes), filled: Notify::new() }
+    }
+
+    /// Puts an item in, or answers it at once where there is no room.
+    pub(super) fn push(&self, urgency: Urgency, item: T) {
+        let mut lanes = self.lanes();
+        if lanes.closed {
+            drop(lanes);
+            return item.refuse(StoreError::Unavailable);
+        }
+        let was_empty = lanes.is_empty();
+        let lane = match urgency {
+            Urgency::Completion => &mut lanes.completions,
+            Urgency::Reservation => &mut lanes.reservations,
+        };
+        let refused = lane.push(item);
+        drop(lanes);
+        if let Some(item) = refused {
+            return item.refuse(StoreError::Overloaded);
+        }
+        // Whoever takes a batch and leaves something behind passes the word on.
+        if was_empty {
+            self.filled.notify_one();
+        }
+    }
+
+    /// The next batch, as soon as there is anything to do; `None` once the queue is closed and empty.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropped, nothing is taken.
+    pub(super) async fn next(&self) -> Option<Vec<Group<T>>> {
+        loop {
+            let filled = self.filled.notified();
+            tokio::pin!(filled);
+            // From here on no word is missed.
+            filled.as_mut().enable();
+            let closed = {
+                let mut lanes = self.lanes();
+                let batch = lanes.take(self.bounds);
+                if !batch.is_empty() {
+                    if !lanes.is_empty() {
+                        self.filled.notify_one();
+                    }
+                    return Some(batch);
+                }
+                lanes.closed
+            };
+            if closed {
+                return None;
+            }
+            filled.await;
+        }
+    }
+
+    /// Takes nothing more in. What waits is still to be done.
+    pub(super) fn close(&self) {
+        self.lanes().closed = true;
+        self.filled.notify_waiters();
+    }
+
+    /// Takes nothing more in, and answers whatever waits.
+    pub(super) fn abort(&self) {
+        self.close();
+        let mut lanes = self.lanes();
+        let lanes = &mut *lanes;
+        for lane in [&mut lanes.completions, &mut lanes.reservations] {
+            lane.items.drain(..).for_each(|(_, item)| item.refuse(StoreError::Unavailable));
+        }
+    }
+
+    pub(super) fn is_closed(&self) -> bool {
+        self.lanes().closed
+    }
+
+    fn lanes(&self) -> MutexGuard<'_, Lanes<T>> {
+        self.lanes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<T: Item> Lanes<T> {
+    fn is_empty(&self) -> bool {
+        self.completions.items.is_empty() && self.reservations.items.is_empty()
+    }
+
+    /// Completions first, but for a quarter of the room where reservations wait too.
+    fn take(&mut self, bounds: Bounds) -> Vec<Group<T>> {
+        let mut batch = Forming { bounds, groups: Vec::new(), places: HashMap::new(), bytes: 0 };
+        let reserved = self.reservations.items.len().min(bounds.items / 4);
+        self.completions.fill(&mut batch, bounds.items - reserved);
+        self.reservations.fill(&mut batch, bounds.items);
+        self.completions.fill(&mut batch, bounds.items);
+        batch.groups
+    }
+}
+
+impl<T: Item> Lane<T> {
+    /// Gives the item back where there is no room.
+    fn push(&mut self, item: T) -> Option<T> {
+        let bytes = item.bytes();
+        if self.items.len() >= QUEUE_ITEMS_MAX || self.bytes + bytes > QUEUE_BYTES_MAX {
+            return Some(item);
+        }
+        self.bytes += bytes;
+        self.items.push_back((Instant::now(), item));
+        None
+    }
+
+    /// Moves items into the batch until it has so many, in order; an item whose key the batch has already stays where it is.
+    fn fill(&mut self, batch: &mut Forming<T>, count: usize) {
+        let mut passed_over = Vec::new();
+        while let Some((since, item)) = self.items.pop_front() {
+            let bytes = item.bytes();
+            if item.is_abandoned() {
+                self.bytes -= bytes;
+                continue;
+            }
+            if since.elapsed() > QUEUE_TIMEOUT {
+                self.bytes -= bytes;
+                item.refuse(self.late);
+                continue;
+            }
+            match batch.add(item, count) {
+                Added::Yes => self.bytes -= bytes,
+                Added::KeyIsThere(item) if passed_over.len() < PASSED_OVER_MAX => passed_over.push((since, item)),
+                Added::KeyIsThere(item) | Added::Full(item) => {
+                    self.items.push_front((since, item));
+                    break;
+                }
+            }
+        }
+        passed_over.into_iter().rev().for_each(|passed_over| self.items.push_front(passed_over));
+    }
+}
+
+/// A batch that is being filled.
+struct Forming<T> {
+    bounds: Bounds,
+    groups: Vec<Group<T>>,
+    places: HashMap<Key, usize>,
+    bytes: usize,
+}
+
+enum Added<T> {
+    Yes,
+    /// The batch has another item of its key.
+    KeyIsThere(T),
+    /// There is no room.
+    Full(T),
+}
+
+impl<T: Item> Forming<T> {
+    fn add(&mut self, item: T, count: usize) -> Added<T> {
+        let place = match self.places.entry(item.key().clone()) {
+            Entry::Occupied(place) => {
+                return match self.groups.get_mut(*place.get()) {
+                    Some(group) if item.follows() => {
+                        group.followers.push(item);
+                        Added::Yes
+                    }
+                    _ => Added::KeyIsThere(item),
+                };
+            }
+            Entry::Vacant(place) => place,
+        };
+        let full = self.groups.len() >= count || self.bytes + item.bytes() > self.bounds.bytes;
+        if full && !self.groups.is_empty() {
+            return Added::Full(item);
+        }
+        place.insert(self.groups.len());
+        self.bytes += item.bytes();
+        self.groups.push(Group { leader: item, followers: Vec::new() });
+        Added::Yes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, Mutex};
+
+    use super::*;
+
+    #[derive(Clone, Default)]
+    struct Log(Arc<Mutex<Vec<(&'static str, StoreError)>>>);
+
+    struct Call {
+        name: &'static str,
+        key: Key,
+        bytes: usize,
+        follows: bool,
+        abandoned: bool,
+        refused: Log,
+    }
+
+    impl Item for Call {
+        fn key(&self) -> &Key {
+            &self.key
+        }
+        fn bytes(&self) -> usize {
+            self.bytes
+        }
+        fn follows(&self) -> bool {
+            self.follows
+        }
+        fn is_abandoned(&self) -> bool {
+            self.abandoned
+        }
+        fn refuse(self, error: StoreError) {
+            self.refused.0.lock().unwrap().push((self.name, error));
+        }
+    }
+
+    struct World {
+        queue: Queue<Call>,
+        refused: Log,
+    }
+
+    impl World {
+        fn new(items: usize, bytes: usize) -> Self {
+            Self { queue: Queue::new(Bounds { items, bytes }), refused: Log::default() }
+        }
+
+        fn call(&self, name: &'static str, key: &str) -> Call {
+            let key = Key::new("n", "", key).unwrap();
+            Call { name, key, bytes: 1, follows: false, abandoned: false, refused: self.refused.clone() }
+        }
+
+        fn push(&self, urgency: Urgency, call: Call) {
+            self.queue.push(urgency, call);
+        }
+
+        async fn next(&self) -> Vec<&'static str> {
+            self.queue.next().await.unwrap().into_iter().map(|group| group.leader.name).collect()
+        }
+
+        fn refused(&self) -> Vec<(&'static str, StoreError)> {
+            self.refused.0.lock().unwrap().clone()
+        }
+    }
+
+    use Urgency::{Completion, Reservation};
+
+    #[tokio::test]
+    async fn a_batch_is_what_waits_up_to_its_bounds() {
+        let world = World::new(2, 100);
+        for (name, key) in [("1", "a"), ("2", "b"), ("3", "c")] {
+            world.push(Reservation, world.call(name, key));
+        }
+        assert_eq!(world.next().await, ["1", "2"]);
+        assert_eq!(world.next().await, ["3"]);
+    }
+
+    #[tokio::test]
+    async fn a_batch_is_bounded_in_bytes_and_what_is_larger_goes_alone() {
+        let world = World::new(10, 100);
+        for (name, key, bytes) in [("1", "a", 60), ("2", "b", 40), ("3", "c", 200), ("4", "d", 1)] {
+            world.push(Completion, Call { bytes, ..world.call(name, key) });
+        }
+        assert_eq!(world.next().await, ["1", "2"]);
+        assert_eq!(world.next().await, ["3"]);
+        assert_eq!(world.next().await, ["4"]);
+    }
+
+    #[tokio::test]
+    async fn a_key_is_once_in_a_batch_and_its_items_stay_in_order() {
+        let world = World::new(10, 100);
+        for (name, key) in [("a1", "a"), ("a2", "a"), ("b1", "b"), ("a3", "a")] {
+            world.push(Completion, world.call(name, key));
+        }
+        assert_eq!(world.next().await, ["a1", "b1"]);
+        assert_eq!(world.next().await, ["a2"]);
+        assert_eq!(world.next().await, ["a3"]);
+    }
+
+    #[tokio::test]
+    async fn followers_go_with_the_first_of_their_key() {
+        let world = World::new(10, 100);
+        world.push(Completion, world.call("a1", "a"));
+        for name in ["a2", "a3"] {
+            world.push(Reservation, Call { follows: true, ..world.call(name, "a") });
+        }
+        let batch = world.queue.next().await.unwrap();
+        assert_eq!(batch.len(), 1);
+        assert_eq!(batch[0].followers.iter().map(|call| call.name).collect::<Vec<_>>(), ["a2", "a3"]);
+    }
+
+    #[tokio::test]
+    async fn completions_go_first_and_leave_room_for_reservations() {
+        let world = World::new(4, 100);
+        let keys = ["a", "b", "c", "d", "e", "f", "g", "h"];
+        for key in &keys[..2] {
+            world.push(Reservation, world.call("reservation", key));
+        }
+        for key in &keys[2..] {
+            world.push(Completion, world.call("completion", key));
+        }
+        let three = ["completion", "completion", "completion"];
+        for _ in 0..2 {
+            let batch = world.next().await;
+            assert_eq!((&batch[..3], batch[3]), (&three[..], "reservation"));
+        }
+    }
+
+    #[tokio::test]
+    async fn those_whose_caller_has_left_are_left_out() {
+        let world = World::new(10, 100);
+        world.push(Reservation, Call { abandoned: true, ..world.call("left", "a") });
+        world.push(Reservation, world.call("stays", "b"));
+        assert_eq!(world.next().await, ["stays"]);
+        assert_eq!(world.refused(), []);
+    }
+
+    #[tokio::test]
+    async fn a_full_queue_refuses_at_once_and_has_room_for_completions() {
+        let world = World::new(10, 100);
+        for _ in 0..QUEUE_ITEMS_MAX {
+            world.push(Reservation, world.call("fits", "a"));
+        }
+        world.push(Reservation, world.call("too much", "b"));
+        world.push(Completion, world.call("completion", "c"));
+        assert_eq!(world.refused(), [("too much", StoreError::Overloaded)]);
+        assert_eq!(world.next().await, ["completion", "fits"]);
+    }
+
+    #[tokio::test]
+    async fn a_queue_is_bounded_in_bytes() {
+        let world = World::new(10, QUEUE_BYTES_MAX);
+        let large = |name, key| Call { bytes: QUEUE_BYTES_MAX / 2, ..world.call(name, key) };
+        for (name, key) in [("1", "a"), ("2", "b"), ("3", "c")] {
+            world.push(Completion, large(name, key));
+        }
+        assert_eq!(world.refused(), [("3", StoreError::Overloaded)]);
+        assert_eq!(world.next().await, ["1", "2"]);
+        world.push(Completion, large("4", "d"));
+        assert_eq!(world.next().await, ["4"]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_waits_too_long_is_sent_away() {
+        let world = World::new(10, 100);
+        world.push(Reservation, world.call("reservation", "a"));
+        world.push(Completion, world.call("completion", "b"));
+        tokio::time::advance(QUEUE_TIMEOUT + Duration::from_millis(1)).await;
+        world.push(Reservation, world.call("fresh", "c"));
+        assert_eq!(world.next().await, ["fresh"]);
+        let late = [("completion", StoreError::Unavailable), ("reservation", StoreError::Overloaded)];
+        assert_eq!(world.refused(), late);
+    }
+
+    #[tokio::test]
+    async fn a_closed_queue_is_drained_and_refuses_what_comes() {
+        let world = World::new(10, 100);
+        world.push(Reservation, world.call("before", "a"));
+        world.queue.close();
+        world.push(Reservation, world.call("after", "b"));
+        assert_eq!(world.next().await, ["before"]);
+        assert!(world.queue.next().await.is_none());
+        assert_eq!(world.refused(), [("after", StoreError::Unavailable)]);
+    }
+
+    #[tokio::test]
+    async fn whoever_takes_a_batch_wakes_the_next_for_what_is_left() {
+        let world = Arc::new(World::new(1, 100));
+        let takers: Vec<_> = (0..3)
+            .map(|_| {
+                let world = world.clone();
+                tokio::spawn(async move { world.next().await })
+            })
+            .collect();
+        tokio::task::yield_now().await;
+        for (name, key) in [("1", "a"), ("2", "b"), ("3", "c")] {
+            world.push(Reservation, world.call(name, key));
+        }
+        for taker in takers {
+            assert_eq!(taker.await.unwrap().len(), 1);
+        }
+    }
+}
