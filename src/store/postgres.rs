@@ -12,11 +12,18 @@ pub mod settings;
 #[cfg(test)]
 mod tests;
 
-use std::{collections::HashMap, fmt, str::FromStr, sync::Arc, time::Duration};
+use std::{
+    collections::{HashMap, HashSet},
+    fmt,
+    str::FromStr,
+    sync::Arc,
+    time::Duration,
+};
 
 use async_trait::async_trait;
 use futures_util::future::{BoxFuture, join_all};
 use sqlx::{ConnectOptions, Connection, PgConnection, Row, postgres::PgConnectOptions};
+use uuid::Uuid;
 
 use self::{
     batch::Batch,
@@ -151,19 +158,41 @@ impl Postgres {
             .await
     }
 
-    /// Writes together, or one by one if somebody holds the row of one of them.
+    /// Writes together; if somebody holds the row of one of them, the others.
     async fn write_together(&self, batch: Batch) -> Vec<Result<Option<Stamp>, StoreError>> {
         match self.run(Lane::Fast, batch.clone()).await {
             Ok(stamps) => stamps.into_iter().map(Ok).collect(),
-            Err(StoreError::Locked) if batch.len() > 1 => {
-                let mut results = Vec::with_capacity(batch.len());
-                for single in batch.split() {
-                    results.push(self.write_apart(single).await);
-                }
-                results
-            }
+            Err(StoreError::Locked) if batch.len() > 1 => self.write_unlocked(batch).await,
             Err(error) => vec![Err(error); batch.len()],
         }
+    }
+
+    /// Finds out which rows are locked, which a statement that fails does not tell, and writes the others.
+    async fn write_unlocked(&self, batch: Batch) -> Vec<Result<Option<Stamp>, StoreError>> {
+        let ids: Arc<[Uuid]> = batch.ids().collect();
+        let found = self.slow.run(Urgency::Completion, move |connection| {
+            Box::pin(retried(connection, move |connection| {
+                let ids = ids.clone();
+                Box::pin(async move { locked::find(connection, &ids).await })
+            }))
+        });
+        let locked: HashSet<Uuid> = match found.await {
+            Ok(locked) => locked,
+            Err(error) => return vec![Err(error); batch.len()],
+        };
+        locked.iter().for_each(|id| self.locked.note(*id));
+        let is_locked: Vec<bool> = batch.ids().map(|id| locked.contains(&id)).collect();
+        let free = batch.without(&locked);
+        let mut written = match free.len() {
+            0 => Vec::new(),
+            count => match self.run(Lane::Fast, free).await {
+                Ok(stamps) => stamps.into_iter().map(Ok).collect(),
+                Err(error) => vec![Err(error); count],
+            },
+        }
+        .into_iter();
+        let mut result = |locked| if locked { None } else { written.next() };
+        is_locked.into_iter().map(|locked| result(locked).unwrap_or(Err(StoreError::Locked))).collect()
     }
 
     /// Writes one, where its row may be locked.
@@ -285,7 +314,7 @@ async fn load(connection: &mut PgConnection, keys: &[Key]) -> Result<Loaded, sql
     for row in &rows {
         now = Some(row.try_get::<Timestamp, _>("now")?);
         if row.try_get::<Option<i64>, _>("version")?.is_some() {
-            found.insert(row.try_get::<uuid::Uuid, _>("id")?, row);
+            found.insert(row.try_get::<Uuid, _>("id")?, row);
         }
     }
     let record = |key: &Key| match found.get(&key.id()) {

@@ -72,7 +72,7 @@ impl Postgres {
 
     /// Kills it as a crash would: no checkpoint, nothing said to anybody.
     pub fn kill(&self) -> io::Result<()> {
-        check(Command::new("kill").args(["-9", &self.pid()?]).output()?)
+        check(Command::new("kill").args(["-9", &self.pid()?.to_string()]).output()?)
     }
 
     /// Freezes it: it keeps its connections and answers nobody.
@@ -86,15 +86,16 @@ impl Postgres {
     }
 
     fn signal_all(&self, signal: &str) -> io::Result<()> {
-        let pid = self.pid()?;
+        let pid = self.pid()?.to_string();
         check(Command::new("kill").args([&format!("-{signal}"), &pid]).output()?)?;
         // There may be none.
         Command::new("pkill").args([&format!("-{signal}"), "-P", &pid]).output().map(drop)
     }
 
-    fn pid(&self) -> io::Result<String> {
+    /// The number of its main process.
+    pub fn pid(&self) -> io::Result<u32> {
         let file = fs::read_to_string(self.data().join("postmaster.pid"))?;
-        Ok(file.lines().next().unwrap_or_default().to_owned())
+        file.lines().next().and_then(|line| line.parse().ok()).ok_or_else(|| io::Error::other("no process number"))
     }
 
     /// Stops it in good order.

@@ -1,6 +1,6 @@
 //! [`Batch`]: writes as one statement over arrays, and one commit.
 
-use std::sync::LazyLock;
+use std::{collections::HashSet, sync::LazyLock};
 
 use sqlx::{PgConnection, Row, postgres::PgArguments};
 use uuid::Uuid;
@@ -110,9 +110,10 @@ impl Batch {
         self.writes.iter().all(Write::is_reservation)
     }
 
-    /// The same writes, each as a batch of its own.
-    pub(super) fn split(self) -> impl Iterator<Item = Self> {
-        self.writes.into_iter().map(Self::single)
+    /// The writes of other ids than these.
+    pub(super) fn without(mut self, ids: &HashSet<Uuid>) -> Self {
+        self.writes.retain(|write| !ids.contains(&write.key.id()));
+        self
     }
 
     /// Runs the statement, and tells for each write whether it took.

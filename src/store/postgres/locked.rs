@@ -5,11 +5,12 @@
 //! meanwhile one caller at a time may try it, on connections apart; the others are told at once.
 
 use std::{
-    collections::{HashMap, hash_map::Entry},
+    collections::{HashMap, HashSet, hash_map::Entry},
     sync::{Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
 
+use sqlx::{AssertSqlSafe, PgConnection};
 use uuid::Uuid;
 
 /// How long a row is believed to be locked after it was met so.
@@ -77,6 +78,18 @@ impl LockedRows {
     fn rows(&self) -> MutexGuard<'_, HashMap<Uuid, Row>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Which of these rows another session holds now. It takes one lock timeout for each of them, so it belongs on a connection
+/// with a short one.
+pub(super) async fn find(connection: &mut PgConnection, ids: &[Uuid]) -> Result<HashSet<Uuid>, sqlx::Error> {
+    let list: Vec<String> = ids.iter().map(Uuid::to_string).collect();
+    let sql = include_str!("locked.sql").replace("{ids}", &format!("{{{}}}", list.join(",")));
+    // Ids are hexadecimal digits, and a block of code takes no parameters.
+    let rows = sqlx::raw_sql(AssertSqlSafe(sql)).fetch_all(connection).await?;
+    let locked =
+        rows.iter().map(|row| sqlx::Row::try_get::<String, _>(row, "locked")).collect::<Result<String, _>>()?;
+    Ok(locked.split(',').filter_map(|id| id.parse().ok()).collect())
 }
 
 /// The turn to try a row, given back on drop.

@@ -64,6 +64,36 @@ async fn a_row_that_another_session_holds_fails_alone() {
     assert!(written.into_iter().all(|written| written.unwrap().is_some()));
 }
 
+/// Neither a lock nor a snapshot shows the row of an insert that is not yet committed.
+#[tokio::test(flavor = "multi_thread")]
+async fn rows_that_other_sessions_hold_in_any_way_are_found_out_at_once() {
+    let values: Vec<String> = (0..250).map(|n| format!("free {n}")).collect();
+    let World { store, mut rival } = World::with(&["held", "deleted"]).await;
+    let mut transaction = rival.begin().await.unwrap();
+    let insert_rival = "INSERT INTO onceward_record
+        SELECT (jsonb_populate_record(r, jsonb_build_object('id', $1, 'value', 'inserted'))).*
+        FROM onceward_record AS r WHERE value = 'held'";
+    sqlx::query(insert_rival).bind(key("inserted").id()).execute(&mut *transaction).await.unwrap();
+    sqlx::raw_sql("DELETE FROM onceward_record WHERE value = 'deleted'").execute(&mut *transaction).await.unwrap();
+    sqlx::raw_sql(HOLD_ONE).execute(&mut *transaction).await.unwrap();
+    let mut writes: Vec<Write> = values.iter().map(|value| insert(value)).collect();
+    writes.extend([insert("inserted"), renew("held"), insert("deleted"), renew("absent")]);
+    let began = std::time::Instant::now();
+    let written = store.write(writes).await;
+    // One lock timeout for the batch, a short one for each of the three, and room for a busy machine.
+    assert!(began.elapsed() < Duration::from_secs(1), "{:?}", began.elapsed());
+    let (free, others) = written.split_at(values.len());
+    assert!(free.iter().all(|written| matches!(written, Ok(Some(_)))));
+    let locked = Err(StoreError::Locked);
+    assert_eq!(others, [locked, locked, locked, Ok(None)]);
+    transaction.rollback().await.unwrap();
+    let left: i64 = sqlx::query_scalar("SELECT count(*) FROM onceward_record WHERE namespace = ''")
+        .fetch_one(&mut rival)
+        .await
+        .unwrap();
+    assert_eq!(left, 0, "what it was found out by is gone");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_purge_passes_by_rows_that_another_session_holds() {
     let World { store, mut rival } = World::with(&["due 1", "held", "due 2"]).await;
