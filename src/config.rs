@@ -72,6 +72,12 @@ pub struct Serve {
           value_parser = clap::value_parser!(u16).range(1..=1000))]
     pub database_pool_size: u16,
 
+    /// How many threads serve calls; half of the processors if nothing is said, since Postgres often is beside it and the
+    /// threads of a service that is little busy wake each other for nothing.
+    #[arg(long, env = "ONCEWARD_WORKER_THREADS", value_name = "COUNT",
+          value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub worker_threads: Option<u16>,
+
     /// How many batches of writes, and how many of loads, are in flight at once. One makes the largest batches, which is best
     /// for a Postgres nearby; more hide the way to one that is far.
     #[arg(long, env = "ONCEWARD_BATCHES_IN_FLIGHT", value_name = "COUNT", default_value_t = 1,
@@ -284,6 +290,12 @@ impl Serve {
             drain_delay: self.drain_delay,
             drain_timeout: self.drain_timeout,
         })
+    }
+
+    /// How many threads serve calls.
+    pub fn worker_threads(&self) -> usize {
+        let half = || std::thread::available_parallelism().map_or(1, |processors| processors.get().div_ceil(2));
+        self.worker_threads.map_or_else(half, usize::from)
     }
 
     /// How to open the store at `url`.

@@ -15,17 +15,20 @@ use onceward::{
 use tokio::signal::unix::{SignalKind, signal};
 use tracing::{info, warn};
 
+/// Calls allocate and free many small things on several threads, which is what it is good at.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 type Failure = Box<dyn std::error::Error>;
 
-#[tokio::main]
-async fn main() -> ExitCode {
+fn main() -> ExitCode {
     let command = Command::parse();
     telemetry::start_logging();
     let done = match command.verb {
-        None => serve(&command.serve).await,
-        Some(Verb::Serve(options)) => serve(&options).await,
-        Some(Verb::Migrate(options)) => migrate(&options).await,
-        Some(Verb::Sweep(options)) => sweep(&options).await,
+        None => run(command.serve.worker_threads(), serve(&command.serve)),
+        Some(Verb::Serve(options)) => run(options.worker_threads(), serve(&options)),
+        Some(Verb::Migrate(options)) => run(1, migrate(&options)),
+        Some(Verb::Sweep(options)) => run(1, sweep(&options)),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
@@ -34,6 +37,10 @@ async fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+fn run(threads: usize, work: impl Future<Output = Result<(), Failure>>) -> Result<(), Failure> {
+    server::runtime(threads)?.block_on(work)
 }
 
 async fn serve(config: &Serve) -> Result<(), Failure> {

@@ -7,6 +7,7 @@ use std::{future::Future, io, net::SocketAddr, sync::Arc, time::Duration};
 
 use tokio::{
     net::TcpListener,
+    runtime::{Builder, Runtime},
     sync::watch,
     task::{JoinError, JoinSet},
     time::{Instant, sleep, timeout, timeout_at},
@@ -104,6 +105,15 @@ pub enum ServeError {
     /// A task that runs as long as the server ended before it.
     #[error("the {0} ended early")]
     TaskEnded(&'static str),
+}
+
+/// A runtime with so many threads, to run a server on.
+///
+/// A single thread runs its tasks strictly in turn. So the answers of a batch go out together, where several threads would
+/// make a system call for each (a task that is woken goes first, and every answer wakes the connection).
+pub fn runtime(threads: usize) -> io::Result<Runtime> {
+    let mut runtime = if threads == 1 { Builder::new_current_thread() } else { Builder::new_multi_thread() };
+    runtime.worker_threads(threads).enable_all().build()
 }
 
 /// Serves `store` on `listeners` until `shutdown`, then drains and closes the store.

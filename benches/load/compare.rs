@@ -60,12 +60,12 @@ struct Turn {
 /// Each cell's turns, by callers.
 type Turns = BTreeMap<usize, Vec<(Cell, Vec<Turn>)>>;
 
-pub async fn run(options: &Options) -> Result<(), Failure> {
+pub fn run(options: &Options) -> Result<(), Failure> {
     let mut world = World::start(None)?;
     let url = world.database_url.clone();
     let flags: Vec<&str> = options.flags.iter().map(String::as_str).filter(|flag| !flag.is_empty()).collect();
-    let endpoint = world.serve_from(&url, &flags).await?;
-    let nothing = world.serve_nothing().await?;
+    let endpoint = crate::runtime(Side::Unary)?.block_on(world.serve_from(&url, &flags))?;
+    let nothing = crate::runtime(Side::Unary)?.block_on(world.serve_nothing())?;
     let mut turns: Turns =
         options.callers.iter().map(|callers| (*callers, CELLS.map(|cell| (cell, Vec::new())).to_vec())).collect();
     let mut memory = 0;
@@ -73,7 +73,8 @@ pub async fn run(options: &Options) -> Result<(), Failure> {
         for (callers, cells) in &mut turns {
             for ((work, side), turns) in cells {
                 eprintln!("round {round} of {}: {work:?}, {side:?}, {callers} callers", options.rounds);
-                turns.push(turn(&world, &endpoint, &nothing, options, (*work, *side), *callers).await?);
+                let turn = turn(&world, &endpoint, &nothing, options, (*work, *side), *callers);
+                turns.push(crate::runtime(*side)?.block_on(turn)?);
                 if (*work, *side, *callers) == (Work::Pairs, Side::Unary, 256) {
                     memory = memory.max(world.memory(0)?.0);
                 }

@@ -13,11 +13,14 @@
 #![allow(unreachable_pub, clippy::unwrap_used, clippy::indexing_slicing)]
 
 mod compare;
+mod connection;
 mod growth;
 mod measure;
 mod nothing;
 mod plain_sql;
 mod service;
+#[path = "../support/nothing.rs"]
+mod support;
 mod workload;
 mod world;
 
@@ -30,6 +33,10 @@ use self::{
     workload::{Side, Workload},
     world::World,
 };
+
+/// Calls allocate and free many small things on several threads, which is what it is good at.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 type Failure = Box<dyn std::error::Error + Send + Sync>;
 
@@ -81,15 +88,27 @@ struct Load {
     json: bool,
 }
 
-#[tokio::main]
-async fn main() -> Result<(), Failure> {
+fn main() -> Result<(), Failure> {
     let command = Command::parse();
     match command.verb {
-        None => load(command.load).await,
-        Some(Verb::Compare(options)) => compare::run(&options).await,
-        Some(Verb::Growth(options)) => growth::run(&options).await,
-        Some(Verb::ServeNothing { listen, admin_listen }) => nothing::serve(listen, admin_listen).await,
+        None => runtime(command.load.side)?.block_on(load(command.load)),
+        Some(Verb::Compare(options)) => compare::run(&options),
+        Some(Verb::Growth(options)) => runtime(Side::Unary)?.block_on(growth::run(&options)),
+        // As the service does it.
+        Some(Verb::ServeNothing { listen, admin_listen }) => {
+            let serve = onceward::config::Command::try_parse_from(["onceward"])?.serve;
+            onceward::server::runtime(serve.worker_threads())?.block_on(nothing::serve(&serve, listen, admin_listen))
+        }
     }
+}
+
+/// What is best for each side: plain SQL gains by all processors; callers of the service, by going in turn.
+fn runtime(side: Side) -> Result<tokio::runtime::Runtime, Failure> {
+    let mut runtime = match side {
+        Side::PlainSql => tokio::runtime::Builder::new_multi_thread(),
+        _ => tokio::runtime::Builder::new_current_thread(),
+    };
+    Ok(runtime.enable_all().build()?)
 }
 
 async fn load(options: Load) -> Result<(), Failure> {

@@ -5,17 +5,14 @@ use std::sync::Arc;
 use bytes::Bytes;
 use onceward::proto::{
     BatchOperation, BatchRequest, BatchResult, CompleteRequest, Key, ReserveRequest, ReserveResponse, Result as Stored,
-    batch_operation::Operation, batch_result, idempotency_service_client::IdempotencyServiceClient,
-    reserve_response::Outcome,
+    batch_operation::Operation, batch_result, reserve_response::Outcome,
 };
-use tonic::transport::{Channel, Endpoint};
 
 use crate::{
     Failure,
+    connection::{Client, connect},
     workload::{Caller, Callers, Side, Work, Workload},
 };
-
-type Client = IdempotencyServiceClient<Channel>;
 
 /// How many completed keys there are to replay.
 const COMPLETED_KEYS: usize = 1000;
@@ -25,8 +22,7 @@ const NAMESPACE: &str = "load.pairs";
 pub async fn callers(side: Side, endpoint: &str, workload: &Workload, count: usize) -> Result<Callers, Failure> {
     let mut clients = Vec::new();
     for _ in 0..workload.connections.clamp(1, count.max(1)) {
-        let channel = Endpoint::from_shared(endpoint.to_owned())?.tcp_nodelay(true).connect().await?;
-        clients.push(Client::new(channel));
+        clients.push(connect(endpoint).await?);
     }
     let completed = if workload.work == Work::Replays || workload.duplicates > 0.0 {
         complete_some(&mut clients[0].clone(), workload).await?

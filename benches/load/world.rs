@@ -8,9 +8,8 @@ use std::{
 };
 
 use onceward_testing::Postgres;
-use tonic::transport::Endpoint;
 
-use crate::Failure;
+use crate::{Failure, connection::connect};
 
 /// A Postgres and the services on it, which end with it.
 pub struct World {
@@ -71,7 +70,7 @@ impl World {
         self.services.push(Service(command.env("RUST_LOG", "warn").stdin(Stdio::null()).spawn()?));
         let endpoint = format!("http://{listen}");
         for _ in 0..200 {
-            if Endpoint::from_shared(endpoint.clone())?.connect().await.is_ok() {
+            if connect(&endpoint).await.is_ok() {
                 return Ok(endpoint);
             }
             tokio::time::sleep(Duration::from_millis(50)).await;

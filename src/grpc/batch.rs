@@ -18,8 +18,9 @@ use crate::{
 const OPERATIONS_MAX: usize = 500;
 /// The most bytes of its answers; what does not fit any more is an error of a few bytes.
 const RESPONSE_BYTES_MAX: usize = 3 << 20;
-/// How many keys of a Batch are worked on at once.
-const KEYS_AT_ONCE: usize = 16;
+/// How many keys of a Batch are worked on at once: all, so that they share commits with each other. What is loaded for them
+/// is bounded by the store.
+const KEYS_AT_ONCE: usize = OPERATIONS_MAX;
 
 impl Service {
     pub(super) async fn batch(&self, request: BatchRequest, context: &CallContext) -> Result<BatchResponse, CallError> {

@@ -1,6 +1,6 @@
 //! The short texts of a reservation, each valid by construction: [`Token`], [`Fingerprint`], [`Owner`], [`Origin`].
 
-use std::fmt;
+use std::{fmt, sync::Arc};
 
 use sha2::{Digest, Sha256};
 
@@ -15,7 +15,7 @@ pub const OWNER_LENGTH_MAX: usize = 128;
 
 /// Names one execution: whoever knows the token holds the reservation.
 #[derive(Clone, PartialEq, Eq, Hash)]
-pub struct Token(Box<str>);
+pub struct Token(Arc<str>);
 
 impl Token {
     /// 1 to 64 characters of printable ASCII.
@@ -82,7 +82,7 @@ impl EarlierTokens {
 
 /// The hash of a request, as `scheme:hex`.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Fingerprint(Box<str>);
+pub struct Fingerprint(Arc<str>);
 
 impl Fingerprint {
     /// `[a-z0-9-]+:[0-9a-f]+`, at most 128 characters.
@@ -119,7 +119,7 @@ impl Fingerprint {
 
 /// Who reserved, for people who look.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Owner(Box<str>);
+pub struct Owner(Arc<str>);
 
 impl Owner {
     /// 1 to 128 characters of printable ASCII.
@@ -140,7 +140,7 @@ impl Owner {
 
 /// The trace that reserved: a W3C [`traceparent`](https://www.w3.org/TR/trace-context/#traceparent-header).
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Origin(Box<str>);
+pub struct Origin(Arc<str>);
 
 impl Origin {
     /// Reads a `traceparent`; `None` where it is malformed, which W3C asks to ignore.

@@ -8,6 +8,8 @@
 
 mod batch;
 mod locked;
+#[cfg(test)]
+mod plans;
 pub mod settings;
 #[cfg(test)]
 mod tests;

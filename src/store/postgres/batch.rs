@@ -14,9 +14,11 @@ use crate::{
 type Query<'q> = sqlx::query::Query<'q, sqlx::Postgres, PgArguments>;
 
 const INSERT: &str = include_str!("insert.sql");
+const INSERT_ONE: &str = include_str!("insert_one.sql");
 const RESERVE: &str = include_str!("reserve.sql");
 const EXTEND: &str = include_str!("extend.sql");
 const FINISH: &str = include_str!("finish.sql");
+const FINISH_ONE: &str = include_str!("finish_one.sql");
 /// Fresh reservations and completions, which is what a busy service does all day, as one statement. The inserts come first:
 /// in this order sessions cannot deadlock, since nobody can wait for a row that is not yet committed but another insert.
 static INSERT_AND_FINISH: LazyLock<String> = LazyLock::new(|| {
@@ -28,13 +30,25 @@ static INSERT_AND_FINISH: LazyLock<String> = LazyLock::new(|| {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Statement {
     Insert,
+    InsertOne,
     Reserve,
     Extend,
     Finish,
+    FinishOne,
     InsertAndFinish,
 }
 
 impl Statement {
+    /// The statement for one write.
+    fn of(write: &Write) -> Self {
+        match write.action {
+            Action::Insert(_) => Self::InsertOne,
+            Action::Reserve(..) => Self::Reserve,
+            Action::Extend(..) => Self::Extend,
+            Action::Finish(..) => Self::FinishOne,
+        }
+    }
+
     /// The statements that these writes take, each kind in one of them.
     fn needed(writes: &[(usize, &Write)]) -> Vec<Self> {
         let has = |statement: Self| writes.iter().any(|(_, write)| statement.does(write));
@@ -50,19 +64,21 @@ impl Statement {
 
     fn does(self, write: &Write) -> bool {
         match write.action {
-            Action::Insert(_) => matches!(self, Self::Insert | Self::InsertAndFinish),
+            Action::Insert(_) => matches!(self, Self::Insert | Self::InsertOne | Self::InsertAndFinish),
             Action::Reserve(..) => self == Self::Reserve,
             Action::Extend(..) => self == Self::Extend,
-            Action::Finish(..) => matches!(self, Self::Finish | Self::InsertAndFinish),
+            Action::Finish(..) => matches!(self, Self::Finish | Self::FinishOne | Self::InsertAndFinish),
         }
     }
 
     fn sql(self) -> &'static str {
         match self {
             Self::Insert => INSERT,
+            Self::InsertOne => INSERT_ONE,
             Self::Reserve => RESERVE,
             Self::Extend => EXTEND,
             Self::Finish => FINISH,
+            Self::FinishOne => FINISH_ONE,
             Self::InsertAndFinish => INSERT_AND_FINISH.as_str(),
         }
     }
@@ -81,7 +97,8 @@ impl Batch {
         writes.sort_unstable_by_key(|(_, write)| write.key.id());
         let batch = |statement: Statement| {
             let chosen = writes.iter().filter(|(_, write)| statement.does(write));
-            let (places, writes) = chosen.map(|(place, write)| (*place, (*write).clone())).unzip();
+            let (places, writes): (_, Vec<Write>) = chosen.map(|(place, write)| (*place, (*write).clone())).unzip();
+            let statement = if let [write] = &writes[..] { Statement::of(write) } else { statement };
             (places, Self { statement, writes })
         };
         Statement::needed(&writes).into_iter().map(batch).collect()
@@ -89,13 +106,7 @@ impl Batch {
 
     /// One write.
     pub(super) fn single(write: Write) -> Self {
-        let statement = match write.action {
-            Action::Insert(_) => Statement::Insert,
-            Action::Reserve(..) => Statement::Reserve,
-            Action::Extend(..) => Statement::Extend,
-            Action::Finish(..) => Statement::Finish,
-        };
-        Self { statement, writes: vec![write] }
+        Self { statement: Statement::of(&write), writes: vec![write] }
     }
 
     pub(super) fn len(&self) -> usize {
@@ -133,11 +144,43 @@ impl Batch {
         let query = sqlx::query(self.statement.sql());
         match self.statement {
             Statement::Insert => self.bind_inserts(query),
+            Statement::InsertOne => self.bind_insert(query),
             Statement::Reserve => self.bind_reserves(query),
             Statement::Extend => self.bind_extends(query),
             Statement::Finish => self.bind_finishes(query),
+            Statement::FinishOne => self.bind_finish(query),
             Statement::InsertAndFinish => self.bind_finishes(self.bind_inserts(query)),
         }
+    }
+
+    fn bind_insert<'q>(&'q self, query: Query<'q>) -> Query<'q> {
+        self.writes.iter().fold(query, |query, write| match &write.action {
+            Action::Insert(reservation) => bind_key(query, &write.key)
+                .bind(reservation.token.as_str())
+                .bind(reservation.on_expiry.code())
+                .bind(reservation.owner.as_ref().map(|owner| owner.as_str()))
+                .bind(reservation.fingerprint.as_ref().map(|fingerprint| fingerprint.as_str()))
+                .bind(reservation.origin.as_ref().map(|origin| origin.as_str()))
+                .bind(micros(reservation.lock_ttl))
+                .bind(micros(reservation.retention)),
+            _ => query,
+        })
+    }
+
+    fn bind_finish<'q>(&'q self, query: Query<'q>) -> Query<'q> {
+        self.writes.iter().fold(query, |query, write| match &write.action {
+            Action::Finish(condition, finish) => bind_key(query, &write.key)
+                .bind(condition.holder().map(Token::as_str))
+                .bind(condition.seen())
+                .bind(finish.status.code())
+                .bind(finish.resolved)
+                .bind(finish.retention.map(micros))
+                .bind(finish.checkpoint.as_deref())
+                .bind(finish.result.as_ref().map(|result| result.code))
+                .bind(finish.result.as_ref().and_then(|result| metadata::encode(&result.metadata)))
+                .bind(finish.result.as_ref().map(|result| result.body.as_ref())),
+            _ => query,
+        })
     }
 
     fn bind_inserts<'q>(&'q self, query: Query<'q>) -> Query<'q> {
@@ -209,6 +252,11 @@ impl Batch {
 /// A write to a record that exists.
 type Change<'w, A> = (&'w Key, &'w Condition, &'w A);
 
+/// What one write has.
+fn bind_key<'q>(query: Query<'q>, key: &'q Key) -> Query<'q> {
+    query.bind(key.id()).bind(key.namespace()).bind(key.subject()).bind(key.value())
+}
+
 /// What every write has.
 fn bind_keys<'q>(query: Query<'q>, keys: impl Iterator<Item = &'q Key> + Clone) -> Query<'q> {
     query
@@ -229,8 +277,22 @@ fn column<T, V>(items: &[T], value: impl Fn(&T) -> V) -> Vec<V> {
     items.iter().map(value).collect()
 }
 
+/// Every statement, with its name.
+#[cfg(test)]
+pub(super) fn statements() -> Vec<(&'static str, &'static str)> {
+    vec![
+        ("insert", INSERT),
+        ("insert_one", INSERT_ONE),
+        ("reserve", RESERVE),
+        ("extend", EXTEND),
+        ("finish", FINISH),
+        ("finish_one", FINISH_ONE),
+        ("insert_and_finish", INSERT_AND_FINISH.as_str()),
+    ]
+}
+
 /// How many parameters a statement has.
-fn parameters(sql: &str) -> usize {
+pub(super) fn parameters(sql: &str) -> usize {
     sql.split('$').skip(1).filter_map(|rest| number(rest).0.parse().ok()).max().unwrap_or(0)
 }
 

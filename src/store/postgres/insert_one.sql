@@ -1,0 +1,56 @@
+-- A new record, if the key has none: insert.sql for one, without the arrays, which take as long as the insert itself.
+INSERT INTO onceward_record (
+    id,
+    namespace,
+    subject,
+    value,
+    token,
+    earlier_tokens,
+    fence,
+    version,
+    attempt,
+    status,
+    resolved,
+    on_expiry,
+    owner,
+    fingerprint,
+    origin,
+    lock_ttl,
+    retention,
+    created_at,
+    locked_until,
+    expires_at,
+    purge_after
+)
+SELECT
+    $1::uuid,
+    $2::text,
+    $3::text,
+    $4::text,
+    $5::text,
+    '',
+    (extract(epoch FROM c.now) * 1000000)::bigint,
+    (extract(epoch FROM c.now) * 1000000)::bigint,
+    1,
+    1 /* in progress */,
+    false,
+    $6::smallint,
+    $7::text,
+    $8::text,
+    $9::text,
+    $10::bigint,
+    $11::bigint,
+    c.now,
+    c.now + $10::bigint * interval '1 microsecond',
+    CASE WHEN $6::smallint = 1 /* retry */ THEN c.now + ($10::bigint + $11::bigint) * interval '1 microsecond' END,
+    c.now + ($10::bigint + $11::bigint) * interval '1 microsecond'
+FROM (SELECT clock_timestamp() AS now) AS c
+ON CONFLICT (id) DO NOTHING
+RETURNING
+    id,
+    created_at AS now,
+    fence,
+    version,
+    lock_ttl,
+    locked_until,
+    expires_at
