@@ -10,7 +10,7 @@ use onceward::{
 };
 
 /// Every write takes, and nothing is kept.
-pub struct Nothing;
+pub(crate) struct Nothing;
 
 #[async_trait]
 impl Store for Nothing {
