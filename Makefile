@@ -9,7 +9,8 @@ POSTGRES_VERSIONS ?= /tmp/onceward-postgres-$(shell id -u)
 POSTGRES_14 ?= 14.23.0-beta.17
 POSTGRES_18 ?= 18.4.0-beta.17
 
-.PHONY: help test run run-postgres test-postgres-versions ci format lint proto-lint docs postgres
+.PHONY: help test run run-postgres test-postgres-versions bench bench-growth bench-smoke ghz ci format lint proto-lint \
+	docs postgres
 
 help: ## Show what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 26
@@ -36,7 +37,22 @@ test-postgres-versions: ## Run the store contract and the black-box suite on the
 		sh -c '$(CARGO) test --workspace --lib store:: && $(CARGO) test --workspace --test blackbox' || exit 1; \
 	done
 
-ci: format lint proto-lint docs test test-postgres-versions ## What must pass before a change lands
+bench: postgres ## Compare the service with plain SQL on a private Postgres (about five minutes): target/bench.json
+	$(CARGO) bench --bench load -- compare --json $(TARGET)/bench.json
+
+bench-growth: postgres ## The same pairs on an empty table and on one of 10 million rows (half an hour, 30 GB of disk)
+	$(CARGO) bench --bench load -- growth --json $(TARGET)/growth.json
+
+bench-smoke: postgres ## See that every bench still runs, without believing its figures
+	$(CARGO) test --bench rules --bench batcher
+	$(CARGO) test --bench load -- compare --duration 200ms --rounds 1 --callers 1,16 --json $(TARGET)/bench-smoke.json
+	$(CARGO) test --bench load -- growth --duration 200ms --rounds 1 --callers 16 --rows 10000 \
+		--json $(TARGET)/growth-smoke.json
+
+ghz: ## Load a running service with ghz, which is to be installed (ADDRESS=127.0.0.1:50051)
+	scripts/ghz
+
+ci: format lint proto-lint docs test test-postgres-versions bench-smoke ## What must pass before a change lands
 
 format: ## Check the format
 	$(CARGO) fmt --all --check

@@ -20,6 +20,7 @@ mod cases;
 mod draining;
 mod durability;
 mod errors;
+mod grouping;
 mod limits;
 mod postgres;
 mod program;
