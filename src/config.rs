@@ -78,9 +78,9 @@ pub struct Serve {
           value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub worker_threads: Option<u16>,
 
-    /// How many batches of writes, and how many of loads, are in flight at once. One makes the largest batches, which is best
-    /// for a Postgres nearby; more hide the way to one that is far.
-    #[arg(long, env = "ONCEWARD_BATCHES_IN_FLIGHT", value_name = "COUNT", default_value_t = 1,
+    /// How many batches of writes, and how many of loads, are in flight at once. With two, the database works on one while
+    /// the next is gathered; more make smaller batches, and hide the way to a database that is far.
+    #[arg(long, env = "ONCEWARD_BATCHES_IN_FLIGHT", value_name = "COUNT", default_value_t = 2,
           value_parser = clap::value_parser!(u16).range(1..=100))]
     pub batches_in_flight: u16,
 

@@ -30,7 +30,7 @@ pub async fn callers(side: Side, endpoint: &str, workload: &Workload, count: usi
         Arc::default()
     };
     let size = match side {
-        Side::Batch => workload.batch.unwrap_or(count / 4).clamp(1, 500),
+        Side::Batch => workload.batch.unwrap_or(count / 2).clamp(1, 500),
         _ => 1,
     };
     let caller = |n: usize| {

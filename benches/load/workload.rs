@@ -56,7 +56,7 @@ pub struct Workload {
     /// How many HTTP/2 connections the callers share.
     #[arg(long, default_value_t = 4)]
     pub connections: usize,
-    /// How many of a Batch's callers share one call; a quarter of all if nothing is said.
+    /// How many of a Batch's callers share one call; half of all if nothing is said.
     #[arg(long)]
     pub batch: Option<usize>,
     /// How many database connections the callers share on the side of plain SQL.

@@ -24,9 +24,6 @@ const QUEUE_BYTES_MAX: usize = 64 << 20;
 const QUEUE_TIMEOUT: Duration = Duration::from_secs(5);
 /// How many items may be passed over for one batch because it has another of their key.
 const PASSED_OVER_MAX: usize = 1024;
-/// How many turns all other tasks get before a batch of several is taken: one in which connections read what has arrived, and
-/// one in which those calls come to the queue. It takes no time where there is nothing to do, and makes batches larger.
-const GATHERING_TURNS: usize = 2;
 
 /// One call that waits.
 pub(super) trait Item: Send + 'static {
@@ -123,10 +120,9 @@ impl<T: Item> Queue<T> {
             tokio::pin!(filled);
             // From here on no word is missed.
             filled.as_mut().enable();
+            // Whatever else is ready comes first: it may bring more for the batch. Where there is nothing, it takes no time.
             if self.waiting() > 1 {
-                for _ in 0..GATHERING_TURNS {
-                    yield_now().await;
-                }
+                yield_now().await;
             }
             let closed = {
                 let mut lanes = self.lanes();
