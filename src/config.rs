@@ -66,7 +66,7 @@ pub struct Serve {
     #[command(flatten)]
     pub database: Database,
 
-    /// How many connections to a Postgres serve calls; four more are for locked rows, sweeping and probing. SQLite has
+    /// How many connections to a Postgres serve calls; five more are for locked rows, sweeping and probing. SQLite has
     /// three in all.
     #[arg(long, env = "ONCEWARD_DATABASE_POOL_SIZE", value_name = "COUNT", default_value_t = 16,
           value_parser = clap::value_parser!(u16).range(1..=1000))]

@@ -9,12 +9,12 @@ mod convert;
 mod deadline;
 mod status;
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use tonic::{Request, Response, Status, metadata::MetadataMap};
 
 pub use self::convert::{Bounds, Limits};
-use self::status::CallError;
+use self::{batch::Batches, status::CallError};
 use crate::{
     engine::Engine,
     lifecycle::Reserved,
@@ -32,6 +32,7 @@ use crate::{
 pub struct Service {
     engine: Engine,
     limits: Limits,
+    batches: Arc<Batches>,
 }
 
 /// What a call brings besides its message.
@@ -56,7 +57,7 @@ impl CallContext {
 impl Service {
     /// The service on `engine`; requests beyond `limits` are refused.
     pub fn new(engine: Engine, limits: Limits) -> Self {
-        Self { engine, limits }
+        Self { engine, limits, batches: Arc::default() }
     }
 
     async fn reserve(&self, request: ReserveRequest, context: &CallContext) -> Result<ReserveResponse, CallError> {

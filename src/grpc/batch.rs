@@ -7,6 +7,7 @@ use std::{
 
 use futures_util::{StreamExt, stream};
 use prost::Message;
+use tokio::sync::Semaphore;
 
 use super::{CallContext, Service, status::CallError};
 use crate::{
@@ -18,9 +19,20 @@ use crate::{
 const OPERATIONS_MAX: usize = 500;
 /// The most bytes of its answers; what does not fit any more is an error of a few bytes.
 const RESPONSE_BYTES_MAX: usize = 3 << 20;
-/// How many keys of a Batch are worked on at once: all, so that they share commits with each other. What is loaded for them
-/// is bounded by the store.
-const KEYS_AT_ONCE: usize = OPERATIONS_MAX;
+/// How many keys of all Batches together are worked on at once: of a few Batches all, so that they share commits with each
+/// other, and not so many that they fill the store's queue and others are refused.
+const KEYS_AT_ONCE: usize = 2048;
+
+/// What Batches share.
+pub(super) struct Batches {
+    keys: Semaphore,
+}
+
+impl Default for Batches {
+    fn default() -> Self {
+        Self { keys: Semaphore::new(KEYS_AT_ONCE) }
+    }
+}
 
 impl Service {
     pub(super) async fn batch(&self, request: BatchRequest, context: &CallContext) -> Result<BatchResponse, CallError> {
@@ -32,7 +44,7 @@ impl Service {
         let room = Room(AtomicUsize::new(RESPONSE_BYTES_MAX));
         let mut answers = stream::iter(by_key(request.operations))
             .map(|operations| self.in_order(operations, context, &room))
-            .buffer_unordered(KEYS_AT_ONCE);
+            .buffer_unordered(OPERATIONS_MAX);
         while let Some(answered) = answers.next().await {
             for (place, result) in answered {
                 if let Some(slot) = results.get_mut(place) {
@@ -50,6 +62,8 @@ impl Service {
         context: &CallContext,
         room: &Room,
     ) -> Vec<(usize, BatchResult)> {
+        // Nobody closes it.
+        let _turn = self.batches.keys.acquire().await;
         let mut answers = Vec::with_capacity(operations.len());
         let mut unavailable = false;
         for (place, operation) in operations {

@@ -7,7 +7,7 @@
 //! What always holds:
 //!
 //! - a record is not served past its expiry by the store's clock: that clock is taken to be what the load told, and to have gone
-//!   on since *before* the load was sent, so it is never behind the true one;
+//!   on since *before* the load was sent, so it is never behind the true one (as long as both clocks run alike);
 //! - nor for longer than [`AGE_MAX`] after it was loaded, in case that somebody sets the store's clock or deletes rows by
 //!   hand;
 //! - a write that cannot take on a record that is kept is not tried: it is answered as *not taken*, and its caller looks;
@@ -32,6 +32,9 @@ use crate::{
 /// The longest time that a record is served without being loaded again.
 pub const AGE_MAX: Duration = Duration::from_secs(60);
 
+/// From how many bytes on a record is large.
+const LARGE: usize = 64 << 10;
+
 /// A store whose finished records are kept in memory for a while.
 pub struct Cached {
     store: Arc<dyn Store>,
@@ -51,10 +54,6 @@ impl Kept {
     fn now(&self) -> Timestamp {
         self.now.after(self.asked.elapsed())
     }
-
-    fn counts(&self) -> bool {
-        self.asked.elapsed() < AGE_MAX && !self.record.is_expired(self.now())
-    }
 }
 
 impl Cached {
@@ -68,8 +67,12 @@ impl Cached {
         Self { store, records }
     }
 
-    fn kept(&self, key: &Key) -> Option<Arc<Kept>> {
-        self.records.get(key).filter(|kept| kept.counts())
+    /// What is kept of a key and counts, with the clock by which it does: by one that is read later it may have expired, and
+    /// whoever took that for the store's would replace it.
+    fn kept(&self, key: &Key) -> Option<(Timestamp, Arc<Kept>)> {
+        let kept = self.records.get(key)?;
+        let now = kept.now();
+        (kept.asked.elapsed() < AGE_MAX && !kept.record.is_expired(now)).then_some((now, kept))
     }
 
     /// Whether the write is known not to take: nothing changes a finished record that counts.
@@ -86,6 +89,10 @@ impl Cached {
             {
                 let kept = Kept { record: record.clone(), now: loaded.now, asked };
                 self.records.insert(key.clone(), Arc::new(kept));
+                // The cache looks at its bound now and then only, which is not enough for large ones.
+                if record.bytes() > LARGE {
+                    self.records.run_pending_tasks();
+                }
             }
         }
     }
@@ -94,6 +101,9 @@ impl Cached {
 #[async_trait]
 impl Store for Cached {
     async fn write(&self, mut writes: Vec<Write>) -> Vec<Result<Option<Stamp>, StoreError>> {
+        if !writes.iter().any(|write| names_a_version(write) || self.cannot_take(write)) {
+            return self.store.write(writes).await;
+        }
         let known: Vec<bool> = writes.iter().map(|write| self.cannot_take(write)).collect();
         let mut unknown = known.iter().map(|known| !known);
         writes.retain(|_| unknown.next().unwrap_or(true));
@@ -114,22 +124,22 @@ impl Store for Cached {
     }
 
     async fn load(&self, keys: Vec<Key>, urgency: Urgency) -> Result<Loaded, StoreError> {
-        let kept: Vec<Option<Arc<Kept>>> = keys.iter().map(|key| self.kept(key)).collect();
+        let kept: Vec<Option<(Timestamp, Arc<Kept>)>> = keys.iter().map(|key| self.kept(key)).collect();
         kept.iter().for_each(|kept| telemetry::cache_looked(kept.is_some()));
         let missing: Vec<Key> =
             keys.iter().zip(&kept).filter(|(_, kept)| kept.is_none()).map(|(key, _)| key.clone()).collect();
         if missing.is_empty() {
             // Each is ahead of the true clock or right, so the earliest is the best; by it, none of them has expired.
-            let now = kept.iter().flatten().map(|kept| kept.now()).min().unwrap_or(Timestamp(0));
-            let records = kept.into_iter().flatten().map(|kept| Ok(Some(kept.record.clone()))).collect();
+            let now = kept.iter().flatten().map(|(now, _)| *now).min().unwrap_or(Timestamp(0));
+            let records = kept.into_iter().flatten().map(|(_, kept)| Ok(Some(kept.record.clone()))).collect();
             return Ok(Loaded { now, records });
         }
         let asked = Instant::now();
         let loaded = self.store.load(missing.clone(), urgency).await?;
         self.keep(&missing, &loaded, asked);
         let mut found = loaded.records.into_iter();
-        let record = |kept: Option<Arc<Kept>>| match kept {
-            Some(kept) => Ok(Some(kept.record.clone())),
+        let record = |kept: Option<(Timestamp, Arc<Kept>)>| match kept {
+            Some((_, kept)) => Ok(Some(kept.record.clone())),
             None => found.next().unwrap_or(Err(StoreError::Unavailable)),
         };
         Ok(Loaded { now: loaded.now, records: kept.into_iter().map(record).collect() })

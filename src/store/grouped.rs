@@ -8,12 +8,14 @@
 //! What always holds:
 //!
 //! - a caller is answered after the commit of its own batch, with its own result;
-//! - one bad write never fails its neighbours: a batch that is refused is split until the bad one is alone;
+//! - one bad write never fails its neighbours: a batch that is refused is split until the bad one is alone (several bad ones
+//!   may take others with them, so that a store that refuses everything is not asked for each write);
 //! - a reservation whose caller has left is left out; a completion never is, since its effect has happened already;
-//! - a batch has each key once; of several inserts of one key one is tried, and the others are told to look again;
+//! - a batch has each key once, and no two batches in flight have the same; of several inserts of one key one is tried, and the
+//!   others are told to look again;
 //! - while the store cannot be reached nothing is grouped: whoever comes finds out alone, and nobody waits for a batch that
 //!   waits for a connection;
-//! - whatever is in the queue when the store closes is still done.
+//! - whatever is in the queue when the store closes is still done, as long as the closing is waited for.
 
 mod queue;
 #[cfg(test)]
@@ -142,10 +144,14 @@ impl Store for Grouped {
             let Found { now, record, _room } = answer.await.unwrap_or(Err(StoreError::Unavailable))?;
             Ok((now, record))
         });
-        let found = join_all(answers).await.into_iter().collect::<Result<Vec<_>, _>>()?;
+        let found: Vec<Result<(Timestamp, _), StoreError>> = join_all(answers).await;
         // Each clock was read before its records were, so the earliest one was read before all of them.
-        let now = found.iter().map(|(now, _)| *now).min().unwrap_or(Timestamp(0));
-        Ok(Loaded { now, records: found.into_iter().map(|(_, record)| record).collect() })
+        let now = match (found.iter().flatten().map(|(now, _)| *now).min(), found.first()) {
+            (Some(now), _) => now,
+            (None, Some(Err(error))) => return Err(*error),
+            (None, _) => Timestamp(0),
+        };
+        Ok(Loaded { now, records: found.into_iter().map(|found| found.and_then(|(_, record)| record)).collect() })
     }
 
     async fn purge(&self, after: Timestamp, grace: Duration, limit: u32) -> Result<Purged, StoreError> {
@@ -182,6 +188,8 @@ impl WriteCall {
 }
 
 impl Item for WriteCall {
+    const EXCLUSIVE: bool = true;
+
     fn key(&self) -> &Key {
         &self.write.key
     }
@@ -190,7 +198,7 @@ impl Item for WriteCall {
         self.write.bytes()
     }
 
-    /// An insert behind another write of its key does not take, or is told to look again if that one did not take either.
+    /// An insert behind a write that takes does not take. Behind one that does not, it is tried next.
     fn follows(&self) -> bool {
         matches!(self.write.action, Action::Insert(_))
     }
@@ -218,6 +226,8 @@ struct Found {
 }
 
 impl Item for LoadCall {
+    const EXCLUSIVE: bool = false;
+
     fn key(&self) -> &Key {
         &self.key
     }
@@ -253,13 +263,14 @@ async fn write_batches(queue: Arc<Queue<WriteCall>>, store: Arc<Watched>) {
     let worker = Worker(queue);
     while let Some(batch) = worker.0.next().await {
         let began = Instant::now();
-        let count = batch.len();
+        let keys: Vec<Key> = batch.iter().map(|group| group.leader.write.key.clone()).collect();
         write_split(&store, batch).await;
-        telemetry::batch_written(count, began.elapsed());
+        worker.0.release(&keys);
+        telemetry::batch_written(keys.len(), began.elapsed());
     }
 }
 
-/// Writes a batch; if it is refused as a whole, its halves.
+/// Writes a batch; then what was refused, by halves, and the inserts that follow what did not take.
 async fn write_split(store: &Watched, batch: Vec<Group<WriteCall>>) {
     let (mut parts, mut statements) = (VecDeque::from([batch]), 0);
     while let Some(part) = parts.pop_front() {
@@ -267,19 +278,37 @@ async fn write_split(store: &Watched, batch: Vec<Group<WriteCall>>) {
         let results = store.write(part.iter().map(|group| group.leader.write.clone()).collect()).await;
         let is_refused = |result: &Result<_, _>| *result == Err(StoreError::Refused);
         let split = results.iter().filter(|result| is_refused(result)).count() > 1 && statements < SPLITS_MAX;
-        let mut refused = Vec::new();
+        let (mut refused, mut next) = (Vec::new(), Vec::new());
         for (group, result) in part.into_iter().zip(results) {
             if split && is_refused(&result) {
                 refused.push(group);
-                continue;
+            } else {
+                next.extend(group.answer(result));
             }
-            group.followers.into_iter().for_each(|follower| follower.answer(result.map(|_| None)));
-            group.leader.answer(result);
         }
-        if split {
-            let half = refused.split_off(refused.len() / 2);
-            parts.extend([refused, half]);
+        let half = refused.split_off(refused.len() / 2);
+        parts.extend([refused, half, next].into_iter().filter(|part| !part.is_empty()));
+    }
+}
+
+impl Group<WriteCall> {
+    /// Answers the leader, and the inserts that follow it: they have lost, or are to look again. If the leader is no insert and did
+    /// not take, the key may be free, and the first of them is still to be tried.
+    fn answer(self, result: Result<Option<Stamp>, StoreError>) -> Option<Self> {
+        let Self { leader, followers } = self;
+        let may_be_free = result == Ok(None) && !leader.follows();
+        leader.answer(result);
+        let mut followers = followers.into_iter();
+        let next = if may_be_free { followers.next() } else { None };
+        if let Some(leader) = next {
+            return Some(Self { leader, followers: followers.collect() });
         }
+        for follower in followers {
+            // Nothing was done for it, so whatever is wrong with the leader need not be wrong with it.
+            let refused = result == Err(StoreError::Refused);
+            follower.answer(if refused { Ok(None) } else { result.map(|_| None) });
+        }
+        None
     }
 }
 

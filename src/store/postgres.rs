@@ -69,6 +69,8 @@ pub struct Postgres {
     calls: Connections<PgConnection>,
     /// For rows that somebody else was seen to hold.
     slow: Connections<PgConnection>,
+    /// To find out which rows somebody holds.
+    finder: Connections<PgConnection>,
     sweep: Connections<PgConnection>,
     probe: Connections<PgConnection>,
     locked: Arc<LockedRows>,
@@ -101,6 +103,7 @@ impl Postgres {
         Ok(Self {
             calls: connections(options.connections, Lane::Fast),
             slow: connections(SLOW_CONNECTIONS, Lane::Slow),
+            finder: connections(1, Lane::Slow),
             sweep: connections(1, Lane::Fast),
             probe: connections(1, Lane::Fast),
             locked: Arc::default(),
@@ -132,6 +135,22 @@ impl Postgres {
 
     /// Runs writes as one statement, unless a row of theirs was met locked while they queued.
     async fn run(&self, lane: Lane, batch: Batch) -> Result<Vec<Option<Stamp>>, StoreError> {
+        let locked = self.locked.clone();
+        let unless = move |batch: &Batch| lane == Lane::Fast && batch.ids().any(|id| locked.contains(id));
+        self.run_unless(lane, batch, unless).await
+    }
+
+    /// Runs writes as one statement, whatever was met before.
+    async fn run_whatever_is_locked(&self, lane: Lane, batch: Batch) -> Result<Vec<Option<Stamp>>, StoreError> {
+        self.run_unless(lane, batch, |_| false).await
+    }
+
+    async fn run_unless(
+        &self,
+        lane: Lane,
+        batch: Batch,
+        unless: impl FnOnce(&Batch) -> bool + Send + 'static,
+    ) -> Result<Vec<Option<Stamp>>, StoreError> {
         let urgency = if batch.is_reservation() { Urgency::Reservation } else { Urgency::Completion };
         let connections = match lane {
             Lane::Fast => &self.calls,
@@ -141,7 +160,7 @@ impl Postgres {
         connections
             .run(urgency, move |connection| {
                 Box::pin(async move {
-                    if lane == Lane::Fast && batch.ids().any(|id| locked.contains(id)) {
+                    if unless(&batch) {
                         return Err(Fault::Answer(StoreError::Locked));
                     }
                     let statement = batch.clone();
@@ -169,32 +188,44 @@ impl Postgres {
         }
     }
 
-    /// Finds out which rows are locked, which a statement that fails does not tell, and writes the others.
+    /// Finds out which rows are locked, which a statement that fails does not tell, and writes the others; again, if more are
+    /// locked by then.
     async fn write_unlocked(&self, batch: Batch) -> Vec<Result<Option<Stamp>, StoreError>> {
+        let ids: Vec<Uuid> = batch.ids().collect();
+        let mut results = HashMap::with_capacity(ids.len());
+        let mut rest = batch;
+        for _ in 0..TRIES {
+            let locked = match self.find_locked(&rest).await {
+                Ok(locked) => locked,
+                Err(error) => {
+                    results.extend(rest.ids().map(|id| (id, Err(error))));
+                    break;
+                }
+            };
+            locked.iter().for_each(|id| self.locked.note(*id));
+            rest = rest.without(&locked);
+            if rest.len() == 0 {
+                break;
+            }
+            match self.run_whatever_is_locked(Lane::Fast, rest.clone()).await {
+                Ok(stamps) => results.extend(rest.ids().zip(stamps.into_iter().map(Ok))),
+                Err(StoreError::Locked) => continue,
+                Err(error) => results.extend(rest.ids().map(|id| (id, Err(error)))),
+            }
+            break;
+        }
+        ids.iter().map(|id| results.remove(id).unwrap_or(Err(StoreError::Locked))).collect()
+    }
+
+    async fn find_locked(&self, batch: &Batch) -> Result<HashSet<Uuid>, StoreError> {
         let ids: Arc<[Uuid]> = batch.ids().collect();
-        let found = self.slow.run(Urgency::Completion, move |connection| {
+        let found = self.finder.run(Urgency::Completion, move |connection| {
             Box::pin(retried(connection, move |connection| {
                 let ids = ids.clone();
                 Box::pin(async move { locked::find(connection, &ids).await })
             }))
         });
-        let locked: HashSet<Uuid> = match found.await {
-            Ok(locked) => locked,
-            Err(error) => return vec![Err(error); batch.len()],
-        };
-        locked.iter().for_each(|id| self.locked.note(*id));
-        let is_locked: Vec<bool> = batch.ids().map(|id| locked.contains(&id)).collect();
-        let free = batch.without(&locked);
-        let mut written = match free.len() {
-            0 => Vec::new(),
-            count => match self.run(Lane::Fast, free).await {
-                Ok(stamps) => stamps.into_iter().map(Ok).collect(),
-                Err(error) => vec![Err(error); count],
-            },
-        }
-        .into_iter();
-        let mut result = |locked| if locked { None } else { written.next() };
-        is_locked.into_iter().map(|locked| result(locked).unwrap_or(Err(StoreError::Locked))).collect()
+        found.await
     }
 
     /// Writes one, where its row may be locked.
@@ -278,7 +309,13 @@ impl Store for Postgres {
     }
 
     async fn close(&self) {
-        tokio::join!(self.calls.close(), self.slow.close(), self.sweep.close(), self.probe.close());
+        tokio::join!(
+            self.calls.close(),
+            self.slow.close(),
+            self.finder.close(),
+            self.sweep.close(),
+            self.probe.close()
+        );
     }
 }
 
@@ -320,10 +357,10 @@ async fn load(connection: &mut PgConnection, keys: &[Key]) -> Result<Loaded, sql
         }
     }
     let record = |key: &Key| match found.get(&key.id()) {
-        Some(row) => row::record::<sqlx::Postgres>(row, key).map(|record| record.map(Some)),
-        None => Ok(Ok(None)),
+        Some(row) => row::readable(row::record::<sqlx::Postgres>(row, key)).map(Some),
+        None => Ok(None),
     };
-    let records = keys.iter().map(record).collect::<Result<_, _>>()?;
+    let records = keys.iter().map(record).collect();
     Ok(Loaded { now: now.unwrap_or(Timestamp(0)), records })
 }
 

@@ -12,6 +12,8 @@ use sqlx::{
     sqlite::{SqliteTypeInfo, SqliteValueRef},
 };
 
+use tracing::warn;
+
 use super::{StoreError, metadata};
 use crate::{
     record::{
@@ -87,6 +89,14 @@ pub(super) fn record<D: Columns>(row: &D::Row, key: &Key) -> Result<Result<Recor
         checkpoint_sequence: D::get(row, "checkpoint_sequence")?,
         result,
     }))
+}
+
+/// A record that cannot be read, such as one that somebody has edited by hand, fails for itself alone.
+pub(super) fn readable(record: Result<Result<Record, StoreError>, sqlx::Error>) -> Result<Record, StoreError> {
+    record.unwrap_or_else(|error| {
+        warn!(%error, "a record cannot be read");
+        Err(StoreError::Refused)
+    })
 }
 
 /// What a statement that wrote returns for one record.

@@ -201,7 +201,7 @@ fn clock() -> Timestamp {
 async fn load(connection: &mut SqliteConnection, key: &Key) -> Result<Result<Option<Record>, StoreError>, sqlx::Error> {
     let row = sqlx::query(include_str!("sqlite/load.sql")).bind(key.id()).fetch_optional(connection).await?;
     match row {
-        Some(row) => Ok(row::record::<sqlx::Sqlite>(&row, key)?.map(Some)),
+        Some(row) => Ok(row::readable(row::record::<sqlx::Sqlite>(&row, key)).map(Some)),
         None => Ok(Ok(None)),
     }
 }

@@ -136,3 +136,23 @@ async fn after_an_item_that_is_unavailable_the_later_ones_of_its_key_are_not_tri
     assert!(single(&results[0]).unwrap_err().get_details_retry_info().is_some());
     lock.rollback().await.unwrap();
 }
+
+/// Many full Batches at once take more places than the store's queue has; they wait for each other instead.
+#[tokio::test(flavor = "multi_thread")]
+async fn many_batches_at_once_are_not_refused() {
+    let (client, _server) = Backend::Postgres.client().await;
+    let batches: Vec<_> = (0..12)
+        .map(|_| {
+            let client = client.clone();
+            tokio::spawn(async move {
+                let operations = (0..500).map(|_| reserving(&fresh_key(), "t")).collect();
+                batch(&client, operations).await.unwrap()
+            })
+        })
+        .collect();
+    for results in batches {
+        let results = results.await.unwrap();
+        assert_eq!(results.len(), 500);
+        assert!(results.iter().all(|result| single(result).is_ok()));
+    }
+}

@@ -178,6 +178,23 @@ async fn the_clock_of_several_records_expires_none_of_them() {
     }
 }
 
+/// The clock goes on while an answer is made. Whoever is shown a finished record with a clock by which it has expired replaces it.
+#[tokio::test]
+async fn no_record_is_shown_with_a_clock_by_which_it_has_expired() {
+    for n in 0..100 {
+        let world = World::new();
+        let value = n.to_string();
+        world.finished(&value, Status::Completed, Duration::from_millis(2)).await;
+        while world.loads() < 3 {
+            let before = world.loads();
+            let loaded = world.load(&[&value]).await;
+            let Ok(Some(record)) = &loaded.records[0] else { panic!("it is there") };
+            let from_memory = world.loads() == before;
+            assert!(!from_memory || !record.is_expired(loaded.now));
+        }
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_cache_without_room_keeps_nothing() {
     let world = World::with_bytes(0);

@@ -1,10 +1,11 @@
 //! [`Queue`]: what waits for its batch.
 //!
 //! Bounded in length, in bytes and in time, with room and precedence for completions: the effect of theirs has happened
-//! already. Nothing waits for a timer: whoever asks for a batch gets what is there.
+//! already. Nothing waits for a timer: whoever asks for a batch gets what is there. Keys take turns, so that a crowd at one
+//! key takes one place in each batch and keeps no other key waiting.
 
 use std::{
-    collections::{HashMap, VecDeque, hash_map::Entry},
+    collections::{HashMap, HashSet, VecDeque, hash_map::Entry},
     sync::{Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
@@ -22,16 +23,19 @@ pub(super) const QUEUE_ITEMS_MAX: usize = 4096;
 const QUEUE_BYTES_MAX: usize = 64 << 20;
 /// How long anything waits before it is sent away: nothing was done for it.
 const QUEUE_TIMEOUT: Duration = Duration::from_secs(5);
-/// How many items may be passed over for one batch because it has another of their key.
-const PASSED_OVER_MAX: usize = 1024;
+/// How many items of one key may wait, so that a single key never takes all the room.
+const KEY_ITEMS_MAX: usize = QUEUE_ITEMS_MAX / 2;
 
 /// One call that waits.
 pub(super) trait Item: Send + 'static {
+    /// Whether two batches in flight may not have the same key: one would wait for the other in the store.
+    const EXCLUSIVE: bool;
+
     /// What it is about. A batch has each key once.
     fn key(&self) -> &Key;
     /// What it takes of a batch.
     fn bytes(&self) -> usize;
-    /// Whether it is answered along with an earlier one of its key, and need not be done.
+    /// Whether it may be answered along with an earlier one of its key.
     fn follows(&self) -> bool;
     /// Whether nobody waits for it any more and nothing is lost if it is never done.
     fn is_abandoned(&self) -> bool;
@@ -65,11 +69,17 @@ pub(super) struct Queue<T> {
 struct Lanes<T> {
     completions: Lane<T>,
     reservations: Lane<T>,
+    /// Keys of batches in flight, where these exclude each other.
+    in_flight: HashSet<Key>,
     closed: bool,
 }
 
 struct Lane<T> {
-    items: VecDeque<(Instant, T)>,
+    /// Keys that something waits for, each once, in the order of their turns.
+    turns: VecDeque<Key>,
+    /// What waits, by key, in order.
+    items: HashMap<Key, VecDeque<(Instant, T)>>,
+    count: usize,
     bytes: usize,
     /// What those are answered who waited too long.
     late: StoreError,
@@ -77,10 +87,11 @@ struct Lane<T> {
 
 impl<T: Item> Queue<T> {
     pub(super) fn new(bounds: Bounds) -> Self {
-        let lane = |late| Lane { items: VecDeque::new(), bytes: 0, late };
+        let lane = |late| Lane { turns: VecDeque::new(), items: HashMap::new(), count: 0, bytes: 0, late };
         let lanes = Lanes {
             completions: lane(StoreError::Unavailable),
             reservations: lane(StoreError::Overloaded),
+            in_flight: HashSet::new(),
             closed: false,
         };
         Self { bounds, lanes: Mutex::new(lanes), filled: Notify::new() }
@@ -109,7 +120,8 @@ impl<T: Item> Queue<T> {
         }
     }
 
-    /// The next batch, as soon as there is anything to do; `None` once the queue is closed and empty.
+    /// The next batch, as soon as there is anything to do; `None` once the queue is closed and empty. Whoever has done it
+    /// [`release`](Self::release)s its keys.
     ///
     /// # Cancel safety
     ///
@@ -133,12 +145,28 @@ impl<T: Item> Queue<T> {
                     }
                     return Some(batch);
                 }
-                lanes.closed
+                lanes.closed && lanes.is_empty()
             };
             if closed {
                 return None;
             }
             filled.await;
+        }
+    }
+
+    /// A batch with these keys is done.
+    pub(super) fn release(&self, keys: &[Key]) {
+        let mut lanes = self.lanes();
+        keys.iter().for_each(|key| {
+            lanes.in_flight.remove(key);
+        });
+        // Something may have waited for just these keys, and somebody for the end.
+        let (waiting, closed) = (!lanes.is_empty(), lanes.closed);
+        drop(lanes);
+        match closed {
+            true => self.filled.notify_waiters(),
+            false if waiting => self.filled.notify_one(),
+            false => {}
         }
     }
 
@@ -154,7 +182,10 @@ impl<T: Item> Queue<T> {
         let mut lanes = self.lanes();
         let lanes = &mut *lanes;
         for lane in [&mut lanes.completions, &mut lanes.reservations] {
-            lane.items.drain(..).for_each(|(_, item)| item.refuse(StoreError::Unavailable));
+            let items = std::mem::take(&mut lane.items);
+            (lane.count, lane.bytes) = (0, 0);
+            lane.turns.clear();
+            items.into_values().flatten().for_each(|(_, item)| item.refuse(StoreError::Unavailable));
         }
     }
 
@@ -164,7 +195,7 @@ impl<T: Item> Queue<T> {
 
     fn waiting(&self) -> usize {
         let lanes = self.lanes();
-        lanes.completions.items.len() + lanes.reservations.items.len()
+        lanes.completions.count + lanes.reservations.count
     }
 
     fn lanes(&self) -> MutexGuard<'_, Lanes<T>> {
@@ -174,16 +205,23 @@ impl<T: Item> Queue<T> {
 
 impl<T: Item> Lanes<T> {
     fn is_empty(&self) -> bool {
-        self.completions.items.is_empty() && self.reservations.items.is_empty()
+        self.completions.count + self.reservations.count == 0
     }
 
     /// Completions first, but for a quarter of the room where reservations wait too.
     fn take(&mut self, bounds: Bounds) -> Vec<Group<T>> {
-        let mut batch = Forming { bounds, groups: Vec::new(), places: HashMap::new(), bytes: 0 };
-        let reserved = self.reservations.items.len().min(bounds.items / 4);
-        self.completions.fill(&mut batch, bounds.items - reserved);
-        self.reservations.fill(&mut batch, bounds.items);
-        self.completions.fill(&mut batch, bounds.items);
+        let mut batch = Forming { groups: Vec::new(), places: HashMap::new(), bytes: 0 };
+        let reserved = |room: usize, wanted: usize| room - wanted.min(room / 4);
+        let most = Bounds {
+            items: reserved(bounds.items, self.reservations.count),
+            bytes: reserved(bounds.bytes, self.reservations.bytes),
+        };
+        self.completions.fill(&mut batch, most, &self.in_flight);
+        self.reservations.fill(&mut batch, bounds, &self.in_flight);
+        self.completions.fill(&mut batch, bounds, &self.in_flight);
+        if T::EXCLUSIVE {
+            self.in_flight.extend(batch.places.into_keys());
+        }
         batch.groups
     }
 }
@@ -192,44 +230,101 @@ impl<T: Item> Lane<T> {
     /// Gives the item back where there is no room.
     fn push(&mut self, item: T) -> Option<T> {
         let bytes = item.bytes();
-        if self.items.len() >= QUEUE_ITEMS_MAX || self.bytes + bytes > QUEUE_BYTES_MAX {
+        if self.count >= QUEUE_ITEMS_MAX || self.bytes + bytes > QUEUE_BYTES_MAX {
             return Some(item);
         }
+        let items = match self.items.entry(item.key().clone()) {
+            Entry::Occupied(items) => items.into_mut(),
+            Entry::Vacant(place) => {
+                self.turns.push_back(item.key().clone());
+                place.insert(VecDeque::new())
+            }
+        };
+        if items.len() >= KEY_ITEMS_MAX {
+            return Some(item);
+        }
+        self.count += 1;
         self.bytes += bytes;
-        self.items.push_back((Instant::now(), item));
+        items.push_back((Instant::now(), item));
         None
     }
 
-    /// Moves items into the batch until it has so many, in order; an item whose key the batch has already stays where it is.
-    fn fill(&mut self, batch: &mut Forming<T>, count: usize) {
-        let mut passed_over = Vec::new();
-        while let Some((since, item)) = self.items.pop_front() {
-            let bytes = item.bytes();
-            if item.is_abandoned() {
-                self.bytes -= bytes;
+    /// Moves items into the batch up to these bounds, one of each key. A key whose next item cannot go keeps its turn.
+    fn fill(&mut self, batch: &mut Forming<T>, bounds: Bounds, in_flight: &HashSet<Key>) {
+        let mut kept = Vec::new();
+        // Each key once: those that have more come to the end and have their next turn in a later batch.
+        for _ in 0..self.turns.len() {
+            let Some(key) = self.turns.pop_front() else { break };
+            if in_flight.contains(&key) {
+                kept.push(key);
                 continue;
             }
-            if since.elapsed() > QUEUE_TIMEOUT {
-                self.bytes -= bytes;
-                item.refuse(self.late);
-                continue;
-            }
-            match batch.add(item, count) {
-                Added::Yes => self.bytes -= bytes,
-                Added::KeyIsThere(item) if passed_over.len() < PASSED_OVER_MAX => passed_over.push((since, item)),
-                Added::KeyIsThere(item) | Added::Full(item) => {
-                    self.items.push_front((since, item));
-                    break;
+            let Some(mut items) = self.items.remove(&key) else { continue };
+            let end = self.fill_from(&mut items, batch, bounds);
+            if !items.is_empty() {
+                self.items.insert(key.clone(), items);
+                match end {
+                    End::Went => self.turns.push_back(key),
+                    End::Stays | End::Full => kept.push(key),
                 }
             }
+            if end == End::Full {
+                break;
+            }
         }
-        passed_over.into_iter().rev().for_each(|passed_over| self.items.push_front(passed_over));
+        kept.into_iter().rev().for_each(|key| self.turns.push_front(key));
     }
+
+    /// Moves the first item of a key into the batch, and those that may follow it.
+    fn fill_from(&mut self, items: &mut VecDeque<(Instant, T)>, batch: &mut Forming<T>, bounds: Bounds) -> End {
+        let mut end = End::Stays;
+        while let Some((since, item)) = items.pop_front() {
+            let bytes = item.bytes();
+            let done = if item.is_abandoned() {
+                true
+            } else if since.elapsed() > QUEUE_TIMEOUT {
+                item.refuse(self.late);
+                true
+            } else {
+                match batch.add(item, bounds) {
+                    Added::Yes => {
+                        end = End::Went;
+                        true
+                    }
+                    Added::KeyIsThere(item) => {
+                        items.push_front((since, item));
+                        false
+                    }
+                    Added::Full(item) => {
+                        items.push_front((since, item));
+                        end = End::Full;
+                        false
+                    }
+                }
+            };
+            if !done {
+                break;
+            }
+            self.count -= 1;
+            self.bytes -= bytes;
+        }
+        end
+    }
+}
+
+/// How a key's turn ended.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum End {
+    /// Something of it went into the batch.
+    Went,
+    /// Nothing of it could.
+    Stays,
+    /// There is no more room.
+    Full,
 }
 
 /// A batch that is being filled.
 struct Forming<T> {
-    bounds: Bounds,
     groups: Vec<Group<T>>,
     places: HashMap<Key, usize>,
     bytes: usize,
@@ -244,7 +339,7 @@ enum Added<T> {
 }
 
 impl<T: Item> Forming<T> {
-    fn add(&mut self, item: T, count: usize) -> Added<T> {
+    fn add(&mut self, item: T, bounds: Bounds) -> Added<T> {
         let place = match self.places.entry(item.key().clone()) {
             Entry::Occupied(place) => {
                 return match self.groups.get_mut(*place.get()) {
@@ -257,7 +352,7 @@ impl<T: Item> Forming<T> {
             }
             Entry::Vacant(place) => place,
         };
-        let full = self.groups.len() >= count || self.bytes + item.bytes() > self.bounds.bytes;
+        let full = self.groups.len() >= bounds.items || self.bytes.saturating_add(item.bytes()) > bounds.bytes;
         if full && !self.groups.is_empty() {
             return Added::Full(item);
         }
@@ -287,6 +382,8 @@ mod tests {
     }
 
     impl Item for Call {
+        const EXCLUSIVE: bool = true;
+
         fn key(&self) -> &Key {
             &self.key
         }
@@ -323,8 +420,11 @@ mod tests {
             self.queue.push(urgency, call);
         }
 
+        /// The next batch, done at once.
         async fn next(&self) -> Vec<&'static str> {
-            self.queue.next().await.unwrap().into_iter().map(|group| group.leader.name).collect()
+            let batch = self.queue.next().await.unwrap();
+            self.queue.release(&batch.iter().map(|group| group.leader.key.clone()).collect::<Vec<_>>());
+            batch.into_iter().map(|group| group.leader.name).collect()
         }
 
         fn refused(&self) -> Vec<(&'static str, StoreError)> {
@@ -364,6 +464,49 @@ mod tests {
         assert_eq!(world.next().await, ["a1", "b1"]);
         assert_eq!(world.next().await, ["a2"]);
         assert_eq!(world.next().await, ["a3"]);
+    }
+
+    #[tokio::test]
+    async fn a_crowd_at_one_key_keeps_no_other_key_waiting() {
+        let world = World::new(10, 100);
+        for _ in 0..QUEUE_ITEMS_MAX {
+            world.push(Completion, world.call("crowd", "hot"));
+        }
+        assert_eq!(world.refused().len(), QUEUE_ITEMS_MAX - KEY_ITEMS_MAX, "there is room left for others");
+        for (name, key) in [("b", "b"), ("c", "c")] {
+            world.push(Completion, world.call(name, key));
+        }
+        assert_eq!(world.next().await, ["crowd", "b", "c"]);
+        assert_eq!(world.next().await, ["crowd"]);
+        world.push(Completion, world.call("d", "d"));
+        assert_eq!(world.next().await, ["crowd", "d"]);
+    }
+
+    #[tokio::test]
+    async fn a_key_is_in_one_batch_in_flight_at_a_time() {
+        let world = World::new(10, 100);
+        world.push(Completion, world.call("a1", "a"));
+        let first = world.queue.next().await.unwrap();
+        world.push(Completion, world.call("a2", "a"));
+        world.push(Completion, world.call("b1", "b"));
+        assert_eq!(world.next().await, ["b1"]);
+        let queue = &world.queue;
+        let (second, ()) = tokio::join!(queue.next(), async {
+            yield_now().await;
+            queue.release(&[first[0].leader.key.clone()]);
+        });
+        assert_eq!(second.unwrap()[0].leader.name, "a2");
+    }
+
+    #[tokio::test]
+    async fn large_completions_leave_bytes_for_reservations() {
+        let world = World::new(100, 100);
+        let keys = ["a", "b", "c", "d", "e"];
+        for key in keys {
+            world.push(Completion, Call { bytes: 25, ..world.call("completion", key) });
+        }
+        world.push(Reservation, Call { bytes: 20, ..world.call("reservation", "r") });
+        assert_eq!(world.next().await, ["completion", "completion", "completion", "reservation"]);
     }
 
     #[tokio::test]
@@ -407,13 +550,13 @@ mod tests {
     #[tokio::test]
     async fn a_full_queue_refuses_at_once_and_has_room_for_completions() {
         let world = World::new(10, 100);
-        for _ in 0..QUEUE_ITEMS_MAX {
-            world.push(Reservation, world.call("fits", "a"));
+        for n in 0..QUEUE_ITEMS_MAX {
+            world.push(Reservation, world.call("fits", if n % 2 == 0 { "a" } else { "d" }));
         }
         world.push(Reservation, world.call("too much", "b"));
         world.push(Completion, world.call("completion", "c"));
         assert_eq!(world.refused(), [("too much", StoreError::Overloaded)]);
-        assert_eq!(world.next().await, ["completion", "fits"]);
+        assert_eq!(world.next().await, ["completion", "fits", "fits"]);
     }
 
     #[tokio::test]

@@ -230,6 +230,20 @@ async fn of_many_inserts_of_one_key_one_is_tried() {
     assert_eq!(world.inner.writes()[1..], [["same"]]);
 }
 
+/// A holder whose record is gone renews and renews; that must not keep everybody else from the key.
+#[tokio::test]
+async fn an_insert_behind_a_completion_that_does_not_take_is_tried_next() {
+    let world = World::new();
+    let first = world.insert("first").await;
+    let [completion, insert, copy] = [world.write(finish("a")).await, world.insert("a").await, world.insert("a").await];
+    world.let_through(3);
+    first.await.unwrap().unwrap();
+    assert_eq!(completion.await.unwrap(), Ok(None));
+    assert!(insert.await.unwrap().unwrap().is_some());
+    assert_eq!(copy.await.unwrap(), Ok(None));
+    assert_eq!(world.inner.writes(), [["first"], ["a"], ["a"]]);
+}
+
 #[tokio::test]
 async fn completions_of_one_key_go_one_after_the_other() {
     let world = World::new();
@@ -258,6 +272,22 @@ async fn a_full_queue_refuses_reservations_at_once_and_takes_completions() {
     world.let_through(100);
     assert_eq!(completion.await.unwrap(), Ok(None));
     assert!(world.inner.writes()[1].contains(&"completion".to_owned()), "it goes with the next batch");
+}
+
+#[tokio::test]
+async fn a_crowd_at_one_key_keeps_no_completion_of_another_waiting() {
+    let world = World::new();
+    let _first = world.insert("first").await;
+    let mut crowd = Vec::new();
+    for _ in 0..3000 {
+        let grouped = world.grouped.clone();
+        crowd.push(tokio::spawn(async move { grouped.write(vec![finish("hot")]).await }));
+    }
+    settle().await;
+    let other = world.write(finish("other")).await;
+    world.let_through(2);
+    assert_eq!(other.await.unwrap(), Ok(None));
+    assert_eq!(world.inner.writes()[1], ["hot", "other"]);
 }
 
 #[tokio::test]

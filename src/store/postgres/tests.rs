@@ -160,3 +160,23 @@ async fn a_sweep_passes_over_a_crowd_of_living_records() {
     assert_eq!((swept.deleted, swept.postponed), (2, 20_000));
     assert_eq!(crate::sweeper::pass(&store, Duration::ZERO).await.unwrap(), Purged::default());
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_row_that_was_held_a_moment_ago_fails_nobody() {
+    let World { store, .. } = World::with(&["a", "b", "c"]).await;
+    store.locked.note(key("b").id());
+    let writes = ["a", "b", "c"].map(renew);
+    for (_, batch) in Batch::all(writes.iter().enumerate().collect()) {
+        let written = store.write_together(batch).await;
+        assert!(written.iter().all(|written| matches!(written, Ok(Some(_)))), "{written:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_record_that_cannot_be_read_fails_alone() {
+    let World { store, mut rival } = World::with(&["sound", "edited"]).await;
+    let edit = "UPDATE onceward_record SET result_code = 1, result_metadata = '{' WHERE value = 'edited'";
+    sqlx::raw_sql(edit).execute(&mut rival).await.unwrap();
+    let loaded = store.load(["edited", "sound", "absent"].map(key).into(), Urgency::Completion).await.unwrap();
+    assert!(matches!(loaded.records[..], [Err(StoreError::Refused), Ok(Some(_)), Ok(None)]));
+}
