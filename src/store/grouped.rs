@@ -299,7 +299,7 @@ impl Group<WriteCall> {
         let may_be_free = result == Ok(None) && !leader.follows();
         leader.answer(result);
         let mut followers = followers.into_iter();
-        let next = if may_be_free { followers.next() } else { None };
+        let next = if may_be_free { followers.find(|call| !call.is_abandoned()) } else { None };
         if let Some(leader) = next {
             return Some(Self { leader, followers: followers.collect() });
         }

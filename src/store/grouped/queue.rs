@@ -178,15 +178,15 @@ impl<T: Item> Queue<T> {
 
     /// Takes nothing more in, and answers whatever waits.
     pub(super) fn abort(&self) {
-        self.close();
         let mut lanes = self.lanes();
-        let lanes = &mut *lanes;
-        for lane in [&mut lanes.completions, &mut lanes.reservations] {
-            let items = std::mem::take(&mut lane.items);
-            (lane.count, lane.bytes) = (0, 0);
-            lane.turns.clear();
-            items.into_values().flatten().for_each(|(_, item)| item.refuse(StoreError::Unavailable));
-        }
+        lanes.closed = true;
+        lanes.in_flight.clear();
+        let waiting = [lanes.completions.clear(), lanes.reservations.clear()];
+        drop(lanes);
+        waiting.into_iter().flat_map(HashMap::into_values).flatten().for_each(|(_, item)| {
+            item.refuse(StoreError::Unavailable);
+        });
+        self.filled.notify_waiters();
     }
 
     pub(super) fn is_closed(&self) -> bool {
@@ -247,6 +247,12 @@ impl<T: Item> Lane<T> {
         self.bytes += bytes;
         items.push_back((Instant::now(), item));
         None
+    }
+
+    fn clear(&mut self) -> HashMap<Key, VecDeque<(Instant, T)>> {
+        (self.count, self.bytes) = (0, 0);
+        self.turns.clear();
+        std::mem::take(&mut self.items)
     }
 
     /// Moves items into the batch up to these bounds, one of each key. A key whose next item cannot go keeps its turn.

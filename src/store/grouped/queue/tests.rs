@@ -244,6 +244,20 @@ async fn a_closed_queue_is_drained_and_refuses_what_comes() {
 }
 
 #[tokio::test]
+async fn an_aborted_queue_answers_everybody_and_lets_every_worker_go() {
+    let world = World::new(10, 100);
+    world.push(Reservation, world.call("in flight", "a"));
+    let _never_released = world.queue.next().await.unwrap();
+    world.push(Completion, world.call("waits", "a"));
+    let (next, ()) = tokio::join!(world.queue.next(), async {
+        yield_now().await;
+        world.queue.abort();
+    });
+    assert!(next.is_none());
+    assert_eq!(world.refused(), [("waits", StoreError::Unavailable)]);
+}
+
+#[tokio::test]
 async fn whoever_takes_a_batch_wakes_the_next_for_what_is_left() {
     let world = Arc::new(World::new(1, 100));
     let takers: Vec<_> = (0..3)
