@@ -90,6 +90,13 @@ pub enum Urgency {
     Completion,
 }
 
+impl Urgency {
+    /// Of these writes together: one completion is enough.
+    fn of(writes: &[Write]) -> Self {
+        if writes.iter().all(Write::is_reservation) { Self::Reservation } else { Self::Completion }
+    }
+}
+
 /// What [`Store::load`] found.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Loaded {

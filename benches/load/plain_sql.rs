@@ -7,11 +7,8 @@ use sqlx::{PgPool, postgres::PgPoolOptions};
 
 use crate::{
     Failure,
-    workload::{Caller, Callers, Work, Workload},
+    workload::{COMPLETED_KEYS, Caller, Callers, Workload},
 };
-
-/// How many completed keys there are to replay.
-const COMPLETED_KEYS: usize = 1000;
 
 const TABLE: &str = "CREATE TABLE IF NOT EXISTS idempotency_key (
     key text PRIMARY KEY,
@@ -31,7 +28,7 @@ pub async fn callers(url: &str, workload: &Workload, count: usize) -> Result<Cal
     let pool = PgPoolOptions::new().max_connections(workload.pool).connect(url).await?;
     sqlx::query(TABLE).execute(&pool).await?;
     let mut completed = Vec::new();
-    if workload.work == Work::Replays || workload.duplicates > 0.0 {
+    if workload.has_replays() {
         for _ in 0..COMPLETED_KEYS {
             let key = workload.fresh_key();
             pair(&pool, &key, workload.response_bytes).await?;
@@ -56,7 +53,7 @@ struct Single {
 #[async_trait::async_trait]
 impl Caller for Single {
     async fn turn(&mut self) -> Result<u64, Failure> {
-        if self.workload.work == Work::Replays || (self.workload.duplicates > 0.0 && self.workload.is_duplicate()) {
+        if self.workload.is_replay() {
             self.next += 1;
             let key = &self.completed[self.next % self.completed.len()];
             replay(&self.pool, key).await?;

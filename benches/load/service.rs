@@ -11,11 +11,9 @@ use onceward::proto::{
 use crate::{
     Failure,
     connection::{Client, connect},
-    workload::{Caller, Callers, Side, Work, Workload},
+    workload::{COMPLETED_KEYS, Caller, Callers, Side, Workload},
 };
 
-/// How many completed keys there are to replay.
-const COMPLETED_KEYS: usize = 1000;
 const NAMESPACE: &str = "load.pairs";
 
 /// `count` callers of the service at `endpoint`.
@@ -24,11 +22,8 @@ pub async fn callers(side: Side, endpoint: &str, workload: &Workload, count: usi
     for _ in 0..workload.connections.clamp(1, count.max(1)) {
         clients.push(connect(endpoint).await?);
     }
-    let completed = if workload.work == Work::Replays || workload.duplicates > 0.0 {
-        complete_some(&mut clients[0].clone(), workload).await?
-    } else {
-        Arc::default()
-    };
+    let completed =
+        if workload.has_replays() { complete_some(&mut clients[0].clone(), workload).await? } else { Arc::default() };
     let size = match side {
         Side::Batch => workload.batch.unwrap_or(count / 2).clamp(1, 500),
         _ => 1,
@@ -65,10 +60,6 @@ impl Together {
         self.completed[self.next % self.completed.len()].clone()
     }
 
-    fn is_replay(&self) -> bool {
-        self.workload.work == Work::Replays || (self.workload.duplicates > 0.0 && self.workload.is_duplicate())
-    }
-
     async fn batch(&mut self, operations: Vec<Operation>) -> Result<Vec<BatchResult>, Failure> {
         let operations =
             operations.into_iter().map(|operation| BatchOperation { operation: Some(operation) }).collect();
@@ -79,7 +70,7 @@ impl Together {
 #[async_trait::async_trait]
 impl Caller for Together {
     async fn turn(&mut self) -> Result<u64, Failure> {
-        let replays: Vec<bool> = (0..self.size).map(|_| self.is_replay()).collect();
+        let replays: Vec<bool> = (0..self.size).map(|_| self.workload.is_replay()).collect();
         let keys: Vec<String> = replays
             .iter()
             .map(|replay| if *replay { self.completed_key() } else { self.workload.fresh_key() })
@@ -110,7 +101,7 @@ impl Caller for Together {
 impl Caller for Single {
     async fn turn(&mut self) -> Result<u64, Failure> {
         let Self(caller) = self;
-        let replay = caller.is_replay();
+        let replay = caller.workload.is_replay();
         let key = if replay { caller.completed_key() } else { caller.workload.fresh_key() };
         let answer = caller.client.reserve(reserve(&key)).await?.into_inner();
         expect(&answer, replay)?;

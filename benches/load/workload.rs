@@ -7,6 +7,9 @@ use uuid::Uuid;
 
 use crate::Failure;
 
+/// How many completed keys there are to replay.
+pub const COMPLETED_KEYS: usize = 1000;
+
 /// Who does the work.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 pub enum Side {
@@ -74,8 +77,17 @@ impl Workload {
         .to_string()
     }
 
-    /// Whether the next pair is to be a duplicate.
-    pub fn is_duplicate(&self) -> bool {
+    /// Whether any operation is of a completed key.
+    pub fn has_replays(&self) -> bool {
+        self.work == Work::Replays || self.duplicates > 0.0
+    }
+
+    /// Whether the next operation is to be of a completed key.
+    pub fn is_replay(&self) -> bool {
+        self.work == Work::Replays || (self.duplicates > 0.0 && self.is_duplicate())
+    }
+
+    fn is_duplicate(&self) -> bool {
         // The golden ratio spreads any share evenly.
         static TURN: AtomicU64 = AtomicU64::new(0);
         let turn = TURN.fetch_add(1, Ordering::Relaxed).wrapping_mul(0x9e37_79b9_7f4a_7c15);

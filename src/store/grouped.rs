@@ -111,7 +111,7 @@ impl Grouped {
         if self.is_locked(&write.key) || self.store.is_unreachable() {
             return self.store.write(vec![write]).await.pop().unwrap_or(Err(StoreError::Unavailable));
         }
-        let urgency = if write.is_reservation() { Urgency::Reservation } else { Urgency::Completion };
+        let urgency = Urgency::of(std::slice::from_ref(&write));
         let (sender, answer) = oneshot::channel();
         self.writes.push(urgency, WriteCall { write, sender });
         answer.await.unwrap_or(Err(StoreError::Unavailable))

@@ -13,20 +13,20 @@ mod plans;
 pub mod settings;
 #[cfg(test)]
 mod tests;
+mod url;
 
 use std::{
     collections::{HashMap, HashSet},
-    fmt,
-    str::FromStr,
     sync::Arc,
     time::Duration,
 };
 
 use async_trait::async_trait;
 use futures_util::future::{BoxFuture, join_all};
-use sqlx::{ConnectOptions, Connection, PgConnection, Row, postgres::PgConnectOptions};
+use sqlx::{Connection, PgConnection, Row};
 use uuid::Uuid;
 
+pub use self::url::Url;
 use self::{
     batch::Batch,
     locked::{Access, LockedRows, Turn},
@@ -133,25 +133,9 @@ impl Postgres {
         }
     }
 
-    /// Runs writes as one statement, unless a row of theirs was met locked while they queued.
-    async fn run(&self, lane: Lane, batch: Batch) -> Result<Vec<Option<Stamp>>, StoreError> {
-        let locked = self.locked.clone();
-        let unless = move |batch: &Batch| lane == Lane::Fast && batch.ids().any(|id| locked.contains(id));
-        self.run_unless(lane, batch, unless).await
-    }
-
-    /// Runs writes as one statement, whatever was met before.
-    async fn run_whatever_is_locked(&self, lane: Lane, batch: Batch) -> Result<Vec<Option<Stamp>>, StoreError> {
-        self.run_unless(lane, batch, |_| false).await
-    }
-
-    async fn run_unless(
-        &self,
-        lane: Lane,
-        batch: Batch,
-        unless: impl FnOnce(&Batch) -> bool + Send + 'static,
-    ) -> Result<Vec<Option<Stamp>>, StoreError> {
-        let urgency = if batch.is_reservation() { Urgency::Reservation } else { Urgency::Completion };
+    /// Runs writes as one statement; if `heeding`, not where a row of theirs was met locked while they queued.
+    async fn run(&self, lane: Lane, heeding: bool, batch: Batch) -> Result<Vec<Option<Stamp>>, StoreError> {
+        let urgency = Urgency::of(batch.writes());
         let connections = match lane {
             Lane::Fast => &self.calls,
             Lane::Slow => &self.slow,
@@ -160,7 +144,7 @@ impl Postgres {
         connections
             .run(urgency, move |connection| {
                 Box::pin(async move {
-                    if unless(&batch) {
+                    if heeding && batch.ids().any(|id| locked.contains(id)) {
                         return Err(Fault::Answer(StoreError::Locked));
                     }
                     let statement = batch.clone();
@@ -181,7 +165,7 @@ impl Postgres {
 
     /// Writes together; if somebody holds the row of one of them, the others.
     async fn write_together(&self, batch: Batch) -> Vec<Result<Option<Stamp>, StoreError>> {
-        match self.run(Lane::Fast, batch.clone()).await {
+        match self.run(Lane::Fast, true, batch.clone()).await {
             Ok(stamps) => stamps.into_iter().map(Ok).collect(),
             Err(StoreError::Locked) if batch.len() > 1 => self.write_unlocked(batch).await,
             Err(error) => vec![Err(error); batch.len()],
@@ -207,7 +191,7 @@ impl Postgres {
             if rest.len() == 0 {
                 break;
             }
-            match self.run_whatever_is_locked(Lane::Fast, rest.clone()).await {
+            match self.run(Lane::Fast, false, rest.clone()).await {
                 Ok(stamps) => results.extend(rest.ids().zip(stamps.into_iter().map(Ok))),
                 Err(StoreError::Locked) => continue,
                 Err(error) => results.extend(rest.ids().map(|id| (id, Err(error)))),
@@ -230,7 +214,7 @@ impl Postgres {
 
     /// Writes one, where its row may be locked.
     async fn write_apart(&self, single: Batch) -> Result<Option<Stamp>, StoreError> {
-        Ok(self.run(Lane::Slow, single).await?.into_iter().next().flatten())
+        Ok(self.run(Lane::Slow, false, single).await?.into_iter().next().flatten())
     }
 
     /// Writes in as few statements as can be, all at once. The places say which of all the writes each result is for.
@@ -412,31 +396,6 @@ pub async fn migrate(url: &Url) -> Result<(), OpenError> {
     let _ = connection.close().await;
     result
         .map_err(|error| OpenError::Migrate { database: url.to_string(), reason: error.to_string().replace('\n', " ") })
-}
-
-/// Names a Postgres. Shown without credentials.
-#[derive(Clone)]
-pub struct Url(PgConnectOptions);
-
-impl Url {
-    pub(super) fn parse(text: &str) -> Result<Self, OpenError> {
-        // The reason may quote the URL with its password.
-        let options = PgConnectOptions::from_str(text)
-            .map_err(|_| OpenError::Url("expected `postgres://user:password@host:port/database`".into()))?;
-        // Poolers refuse startup parameters that they do not know, and we read no floats.
-        let options = options.extra_float_digits(None);
-        Ok(Self(options.application_name("onceward").disable_statement_logging()))
-    }
-}
-
-impl fmt::Display for Url {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let database = self.0.get_database().unwrap_or(self.0.get_username());
-        match self.0.get_socket() {
-            Some(socket) => write!(f, "postgres://{}/{database}", socket.display()),
-            None => write!(f, "postgres://{}:{}/{database}", self.0.get_host(), self.0.get_port()),
-        }
-    }
 }
 
 /// What went wrong, without the places in Postgres' own code that the library adds.

@@ -113,7 +113,7 @@ type BoxedResult<'c, T> = futures_util::future::BoxFuture<'c, Result<T, sqlx::Er
 impl Store for Sqlite {
     async fn write(&self, writes: Vec<Write>) -> Vec<Result<Option<Stamp>, StoreError>> {
         let count = writes.len();
-        let urgency = if writes.iter().all(Write::is_reservation) { Urgency::Reservation } else { Urgency::Completion };
+        let urgency = Urgency::of(&writes);
         let written = self
             .transaction(urgency, move |connection, now| {
                 Box::pin(async move {

@@ -117,8 +117,8 @@ impl Batch {
         self.writes.iter().map(|write| write.key.id())
     }
 
-    pub(super) fn is_reservation(&self) -> bool {
-        self.writes.iter().all(Write::is_reservation)
+    pub(super) fn writes(&self) -> &[Write] {
+        &self.writes
     }
 
     /// The writes of other ids than these.
