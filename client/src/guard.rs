@@ -1,0 +1,188 @@
+//! [`Guard`]: a reservation in the caller's hands.
+
+use std::{
+    future::Future,
+    ops::{Deref, DerefMut},
+    time::{Duration, SystemTime},
+};
+
+use bytes::Bytes;
+use tokio::sync::oneshot;
+
+use crate::{
+    error::Error,
+    keeper::{Ending, Settlement},
+    lease::Lease,
+    proto,
+    result::StoredResult,
+};
+
+/// A reservation in the caller's hands: the key is theirs to act on. It is a [`Lease`] that can be ended.
+///
+/// Dropped without a word, as by a panic or a future that is cancelled, it is not renewed any more and the lock runs out:
+/// the effect may have been, and to release the key at once would invite a second execution. Where nothing can have
+/// happened, [`release_on_drop`](Self::release_on_drop) or [`release`](Self::release) is the better choice.
+///
+/// It may be dropped anywhere: outside of a runtime, after the runtime has shut down, while a panic unwinds.
+#[derive(Debug)]
+#[must_use = "a guard that is dropped keeps its key locked until the lock runs out"]
+pub struct Guard {
+    lease: Lease,
+    ending: Option<oneshot::Sender<Ending>>,
+    retention: Option<prost_types::Duration>,
+    release_on_drop: bool,
+}
+
+/// An operation that has got its outcome.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Settled {
+    /// Until when duplicates get it, by the store's clock.
+    pub expires_at: SystemTime,
+    /// Whether an earlier call, whose answer got lost, had done it.
+    pub already: bool,
+}
+
+impl Guard {
+    /// A guard that nobody has seen yet gives its key back when it is dropped.
+    pub(crate) fn unseen(lease: Lease, ending: oneshot::Sender<Ending>) -> Self {
+        Self { lease, ending: Some(ending), retention: None, release_on_drop: true }
+    }
+
+    /// Whoever asked for it has it.
+    pub(crate) fn seen(mut self) -> Self {
+        self.release_on_drop = false;
+        self
+    }
+
+    /// The lease, to hand to those who act.
+    pub fn lease(&self) -> Lease {
+        self.lease.clone()
+    }
+
+    /// How long the finished record answers duplicates, in place of what was reserved: 1 s to 90 days.
+    pub fn retention(mut self, retention: Duration) -> Self {
+        self.retention = prost_types::Duration::try_from(retention).ok();
+        self
+    }
+
+    /// Gives the key back when the guard is dropped without a word, so that the next caller acts at once. Only for work that
+    /// has no effect unless it is completed.
+    pub fn release_on_drop(mut self) -> Self {
+        self.release_on_drop = true;
+        self
+    }
+
+    /// Completes the key: duplicates get this result from now on.
+    ///
+    /// It is sent until it is answered, past the end of the lock too, and even if the future is dropped at once. As long as
+    /// nobody else has reserved the key it is taken however late.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::LeaseLost`] if somebody else has acted, or may be acting: look for their result.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropped, it goes on being sent.
+    pub fn complete(
+        mut self,
+        result: impl Into<StoredResult>,
+    ) -> impl Future<Output = Result<Settled, Error>> + Send + 'static {
+        let request = proto::CompleteRequest {
+            result: Some(result.into().into()),
+            retention: self.retention.take(),
+            ..proto::CompleteRequest::default()
+        };
+        self.settle(Settlement::Complete(request))
+    }
+
+    /// Fails the key for good: duplicates get this result from now on.
+    ///
+    /// # Errors
+    ///
+    /// As [`complete`](Self::complete).
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropped, it goes on being sent.
+    pub fn fail(
+        self,
+        result: impl Into<StoredResult>,
+    ) -> impl Future<Output = Result<Settled, Error>> + Send + 'static {
+        let request = proto::FailRequest { result: Some(result.into().into()), ..proto::FailRequest::default() };
+        self.settle(Settlement::Fail(request))
+    }
+
+    /// Gives the key back: nothing was done, and the next caller acts at once. A checkpoint that was saved is kept for it.
+    ///
+    /// # Errors
+    ///
+    /// As [`complete`](Self::complete).
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropped, it goes on being sent.
+    pub fn release(self) -> impl Future<Output = Result<Settled, Error>> + Send + 'static {
+        self.fail_retryable(None)
+    }
+
+    /// Gives the key back, with where the next caller may resume.
+    ///
+    /// # Errors
+    ///
+    /// As [`complete`](Self::complete).
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropped, it goes on being sent.
+    pub fn release_with_checkpoint(
+        self,
+        checkpoint: impl Into<Bytes>,
+    ) -> impl Future<Output = Result<Settled, Error>> + Send + 'static {
+        self.fail_retryable(Some(checkpoint.into()))
+    }
+
+    fn fail_retryable(
+        self,
+        checkpoint: Option<Bytes>,
+    ) -> impl Future<Output = Result<Settled, Error>> + Send + 'static {
+        self.settle(Settlement::Fail(proto::FailRequest {
+            retryable: true,
+            checkpoint,
+            ..proto::FailRequest::default()
+        }))
+    }
+
+    /// Hands the outcome over before anything is awaited.
+    fn settle(mut self, settlement: Settlement) -> impl Future<Output = Result<Settled, Error>> + Send + 'static {
+        let (settled, was_settled) = oneshot::channel();
+        if let Some(ending) = self.ending.take() {
+            let _ = ending.send(Ending::Settle { settlement, settled });
+        }
+        // Whoever keeps it is gone only along with its runtime.
+        async { was_settled.await.unwrap_or(Err(Error::Closed)) }
+    }
+}
+
+impl Deref for Guard {
+    type Target = Lease;
+
+    fn deref(&self) -> &Lease {
+        &self.lease
+    }
+}
+
+impl DerefMut for Guard {
+    fn deref_mut(&mut self) -> &mut Lease {
+        &mut self.lease
+    }
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        if let Some(ending) = self.ending.take().filter(|_| self.release_on_drop) {
+            let _ = ending.send(Ending::Release);
+        }
+    }
+}

@@ -1,0 +1,220 @@
+//! [`Keeper`]: holds a reservation until its guard ends it.
+//!
+//! One task owns a reservation from its Reserve to its end: it renews the lock, saves checkpoints and sends the last word. So
+//! what a guard has begun goes on whoever leaves, and the guard itself is no more than ends of channels, which may be
+//! dropped anywhere.
+//!
+//! The lease is counted from the *sending* of the last call that was answered, by the lock that was granted, on the monotonic
+//! clock: it ends here before it ends there.
+
+use std::{future::pending, pin::Pin, time::Duration};
+
+use bytes::Bytes;
+use tokio::{
+    sync::{mpsc, oneshot, watch},
+    time::{Instant, sleep_until},
+};
+use tracing::warn;
+
+use crate::{
+    call::{Answered, Manner, Patience},
+    client::Client,
+    error::Error,
+    guard::Settled,
+    lease::{Checkpoint, Hold},
+    proto,
+    result::time,
+};
+
+/// How a guard ends.
+#[derive(Debug)]
+pub(crate) enum Ending {
+    /// With an outcome.
+    Settle { settlement: Settlement, settled: oneshot::Sender<Result<Settled, Error>> },
+    /// Given back: nothing was done.
+    Release,
+}
+
+/// The outcome of an operation, without key and token.
+#[derive(Debug)]
+pub(crate) enum Settlement {
+    Complete(proto::CompleteRequest),
+    Fail(proto::FailRequest),
+}
+
+/// Holds one reservation.
+pub(crate) struct Keeper {
+    pub(crate) client: Client,
+    pub(crate) key: proto::Key,
+    pub(crate) token: String,
+    pub(crate) lock_ttl: Duration,
+    /// When the call was sent from which the lease counts.
+    pub(crate) since: Instant,
+    pub(crate) hold: watch::Sender<Hold>,
+    pub(crate) checkpoints: mpsc::Receiver<Checkpoint>,
+    pub(crate) ending: oneshot::Receiver<Ending>,
+}
+
+/// A Renew under way.
+struct Renewal {
+    answer: Pin<Box<dyn Future<Output = Result<Answered<proto::RenewResponse>, Error>> + Send>>,
+    saved: Option<oneshot::Sender<Result<(), Error>>>,
+}
+
+impl Keeper {
+    /// Holds the reservation until its guard has an outcome, and sends that; or until the guard is gone, and lets the lock run
+    /// out: the effect may have been.
+    pub(crate) async fn run(mut self) {
+        match self.held().await {
+            Some(Ending::Settle { settlement, settled }) => {
+                let outcome = self.settle(settlement).await;
+                self.hold.send_replace(match outcome {
+                    Ok(_) | Err(Error::AlreadyFinished) => Hold::Settled,
+                    Err(_) => Hold::Lost,
+                });
+                if let Err(Err(error)) = settled.send(outcome) {
+                    warn!(key = ?self.key, %error, "the outcome of an operation was not taken, and nobody awaits it");
+                }
+            }
+            Some(Ending::Release) => self.release().await,
+            None => drop(self.hold.send_replace(Hold::Lost)),
+        }
+    }
+
+    /// Gives the reservation back, since nothing was done.
+    pub(crate) async fn release(&self) {
+        let request = proto::FailRequest { retryable: true, ..proto::FailRequest::default() };
+        if let Err(error) = self.settle(Settlement::Fail(request)).await {
+            tracing::debug!(key = ?self.key, %error, "a reservation was not given back");
+        }
+    }
+
+    async fn held(&mut self) -> Option<Ending> {
+        let mut renewal: Option<Renewal> = None;
+        let mut sequence = 0;
+        loop {
+            let renewed_at = self.since + self.lock_ttl / 3;
+            let live = matches!(*self.hold.borrow(), Hold::Until(_));
+            tokio::select! {
+                biased;
+                ending = &mut self.ending => return ending.ok(),
+                Some(checkpoint) = self.checkpoints.recv() => {
+                    sequence += 1;
+                    renewal = Some(self.renewal(Some((checkpoint, sequence))));
+                }
+                answer = answer(&mut renewal) => self.renewed(renewal.take(), answer),
+                () = sleep_until(renewed_at), if live && renewal.is_none() => {
+                    self.notice_lateness(renewed_at);
+                    renewal = Some(self.renewal(None));
+                }
+                () = sleep_until(self.since + self.lock_ttl), if live => {
+                    warn!(key = ?self.key, "a lease is lost: it could not be renewed in time");
+                    self.hold.send_replace(Hold::Lost);
+                }
+            }
+        }
+    }
+
+    /// Renews once, before anybody is told of the lease.
+    pub(crate) async fn renew(&mut self) -> Result<(), Error> {
+        let answered = self.client.ask(self.request(None, None), self.client.prompt()).await?;
+        self.extend(&answered);
+        Ok(())
+    }
+
+    fn renewal(&self, checkpoint: Option<(Checkpoint, i64)>) -> Renewal {
+        let (request, saved) = match checkpoint {
+            Some((checkpoint, sequence)) => {
+                (self.request(Some(checkpoint.bytes), Some(sequence)), Some(checkpoint.saved))
+            }
+            None => (self.request(None, None), None),
+        };
+        let prompt = self.client.prompt();
+        let manner = Manner {
+            patience: Patience::Until(self.since + self.lock_ttl),
+            // A try that hangs leaves time for others before the lock ends.
+            attempt: prompt.attempt.min(self.lock_ttl / 4),
+            ..prompt
+        };
+        let client = self.client.clone();
+        Renewal { answer: Box::pin(async move { client.ask(request, manner).await }), saved }
+    }
+
+    fn request(&self, checkpoint: Option<Bytes>, checkpoint_sequence: Option<i64>) -> proto::RenewRequest {
+        proto::RenewRequest {
+            key: Some(self.key.clone()),
+            token: self.token.clone(),
+            lock_ttl: None,
+            checkpoint,
+            checkpoint_sequence,
+        }
+    }
+
+    fn extend(&mut self, answered: &Answered<proto::RenewResponse>) {
+        self.since = answered.sent_at;
+        self.lock_ttl = granted(answered.answer.lock_ttl).unwrap_or(self.lock_ttl);
+        self.hold.send_replace(Hold::Until(self.since + self.lock_ttl));
+    }
+
+    fn renewed(&mut self, renewal: Option<Renewal>, answer: Result<Answered<proto::RenewResponse>, Error>) {
+        let saved = match answer {
+            Ok(answered) => {
+                self.extend(&answered);
+                Ok(())
+            }
+            Err(error) => {
+                match error {
+                    Error::LeaseLost | Error::KeyNotFound => {
+                        warn!(key = ?self.key, %error, "a lease is lost");
+                        self.hold.send_replace(Hold::Lost);
+                    }
+                    Error::AlreadyFinished => drop(self.hold.send_replace(Hold::Settled)),
+                    // It is tried again; the end of the lock tells when it is too late.
+                    _ => {}
+                }
+                Err(error)
+            }
+        };
+        if let Some(waiting) = renewal.and_then(|renewal| renewal.saved) {
+            let _ = waiting.send(saved);
+        }
+    }
+
+    async fn settle(&self, settlement: Settlement) -> Result<Settled, Error> {
+        let (key, token) = (Some(self.key.clone()), self.token.clone());
+        let manner = self.client.endless();
+        match settlement {
+            Settlement::Complete(request) => {
+                let request = proto::CompleteRequest { key, token, ..request };
+                let answer = self.client.ask(request, manner).await?.answer;
+                Ok(Settled { expires_at: time(answer.expires_at), already: answer.already_completed })
+            }
+            Settlement::Fail(request) => {
+                let request = proto::FailRequest { key, token, ..request };
+                let answer = self.client.ask(request, manner).await?.answer;
+                Ok(Settled { expires_at: time(answer.expires_at), already: answer.already_failed })
+            }
+        }
+    }
+
+    /// A runtime whose threads are blocked renews nothing, and nobody would know why.
+    fn notice_lateness(&self, planned: Instant) {
+        let late = planned.elapsed();
+        if late > self.lock_ttl / 3 {
+            warn!(key = ?self.key, ?late, "a lease is renewed late: something blocks the runtime (see spawn_blocking)");
+        }
+    }
+}
+
+/// What a Renew under way is answered; for ever, if none is.
+async fn answer(renewal: &mut Option<Renewal>) -> Result<Answered<proto::RenewResponse>, Error> {
+    match renewal {
+        Some(renewal) => renewal.answer.as_mut().await,
+        None => pending().await,
+    }
+}
+
+/// A lock as it was granted.
+pub(crate) fn granted(lock_ttl: Option<prost_types::Duration>) -> Option<Duration> {
+    lock_ttl.and_then(|lock_ttl| lock_ttl.try_into().ok())
+}

@@ -1,0 +1,379 @@
+//! [`Reserve`] and what it brings, [`Reservation`].
+
+use std::{
+    future::{Future, IntoFuture},
+    pin::Pin,
+    time::{Duration, SystemTime},
+};
+
+use bytes::Bytes;
+use tokio::{
+    sync::{mpsc, oneshot, watch},
+    time::Instant,
+};
+use uuid::Uuid;
+
+use crate::{
+    call::{Answered, Manner, Patience},
+    client::Client,
+    error::Error,
+    fingerprint::Fingerprint,
+    guard::Guard,
+    keeper::{Keeper, granted},
+    key::Key,
+    lease::{Facts, Hold, Lease},
+    proto::{self, reserve_response::Outcome},
+    result::{Finished, time},
+};
+
+/// The lock of a reservation whose answer does not say, which no service of ours gives.
+const LOCK_TTL: Duration = Duration::from_secs(30);
+
+/// What is known of a key.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum Reservation {
+    /// It is yours: act, then complete or fail the guard.
+    Acquired(Guard),
+    /// The operation has completed.
+    Completed(Finished),
+    /// The operation has failed for good.
+    Failed(Finished),
+    /// Somebody else is at it.
+    InProgress(InProgress),
+    /// Somebody was at it until the lock ran out, and nobody knows whether it took effect.
+    InDoubt(InDoubt),
+}
+
+/// Somebody else is at it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct InProgress {
+    /// When to ask again.
+    pub retry_after: Duration,
+    /// The end of the lock by the store's clock, if it is not renewed.
+    pub locked_until: SystemTime,
+    /// Who holds it.
+    pub owner: Option<String>,
+    /// The attempt that runs.
+    pub attempt: i32,
+}
+
+/// The outcome of the operation is unknown until it is resolved.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct InDoubt {
+    /// The fence of the reservation in doubt, as Resolve wants it.
+    pub fence: i64,
+    /// Who held it.
+    pub owner: Option<String>,
+    /// The attempt in doubt.
+    pub attempt: i32,
+    /// When its lock ran out, by the store's clock.
+    pub locked_until: SystemTime,
+    /// What the holder saved last.
+    pub checkpoint: Option<Bytes>,
+    /// The W3C `traceparent` of the execution in doubt.
+    pub origin: Option<String>,
+}
+
+/// A key to reserve, and how; await it.
+///
+/// ```no_run
+/// use std::time::Duration;
+/// use onceward_client::{Client, Fingerprint, Key, Reservation};
+///
+/// # async fn charge(fence: i64) -> String { unimplemented!() }
+/// # async fn example(client: Client, body: &[u8]) -> Result<(), onceward_client::Error> {
+/// let reservation = client
+///     .reserve(Key::new("payments.charge", "order-17").subject("ann"))
+///     .fingerprint(Fingerprint::of_bytes(body))
+///     .wait(Duration::from_secs(5))
+///     .await?;
+/// match reservation {
+///     Reservation::Acquired(guard) => {
+///         let receipt = charge(guard.fence()).await;
+///         guard.complete(receipt).await?;
+///     }
+///     Reservation::Completed(finished) => println!("charged before: {:?}", finished.result.body),
+///     Reservation::Failed(finished) => println!("refused before: {:?}", finished.result.body),
+///     Reservation::InProgress(held) => println!("somebody is at it, come back in {:?}", held.retry_after),
+///     Reservation::InDoubt(doubt) => println!("ask an operator about fence {}", doubt.fence),
+///     _ => {}
+/// }
+/// # Ok(())
+/// # }
+/// ```
+///
+/// # Cancel safety
+///
+/// Dropped, a task goes on until the service has answered, and gives the key back if it was acquired: nothing was done.
+#[derive(Clone, Debug)]
+#[must_use = "a key is reserved when this is awaited"]
+pub struct Reserve {
+    client: Client,
+    key: Key,
+    request: proto::ReserveRequest,
+    wait: Duration,
+}
+
+impl Reserve {
+    pub(crate) fn new(client: Client, key: Key) -> Self {
+        let request = proto::ReserveRequest {
+            key: Some(key.clone().into()),
+            owner: client.owner(),
+            ..proto::ReserveRequest::default()
+        };
+        Self { client, key, request, wait: Duration::ZERO }
+    }
+
+    /// The hash of the request: the same key with another one is refused.
+    pub fn fingerprint(mut self, fingerprint: Fingerprint) -> Self {
+        self.request.fingerprint = Some(fingerprint.as_str().to_owned());
+        self
+    }
+
+    /// How long the key is exclusive without a renewal: 100 ms to 24 h, 30 s by default. It is how long others wait if this
+    /// process dies; a guard that lives is renewed however long it takes.
+    pub fn lock_ttl(mut self, lock_ttl: Duration) -> Self {
+        self.request.lock_ttl = duration(lock_ttl);
+        self
+    }
+
+    /// How long the finished record answers duplicates: 1 s to 90 days, 24 h by default.
+    pub fn retention(mut self, retention: Duration) -> Self {
+        self.request.retention = duration(retention);
+        self
+    }
+
+    /// How long to wait while somebody else holds the key: at most 60 s, not at all by default.
+    pub fn wait(mut self, wait: Duration) -> Self {
+        self.wait = wait;
+        self
+    }
+
+    /// Who reserves, in place of the client's owner.
+    pub fn owner(mut self, owner: impl Into<String>) -> Self {
+        self.request.owner = Some(owner.into());
+        self
+    }
+
+    /// When the lock runs out nobody takes over: the key is in doubt until it is resolved. For effects that must never be
+    /// twice, at a provider that takes no key.
+    pub fn hold(mut self) -> Self {
+        self.request.on_expiry = Some(proto::OnExpiry::Hold.into());
+        self
+    }
+
+    /// The W3C `traceparent` of this call, so that replays lead to the trace of the execution.
+    pub fn traceparent(mut self, traceparent: impl Into<String>) -> Self {
+        self.request.traceparent = Some(traceparent.into());
+        self
+    }
+
+    pub(crate) fn key(&self) -> &Key {
+        &self.key
+    }
+
+    pub(crate) fn client(&self) -> &Client {
+        &self.client
+    }
+}
+
+impl IntoFuture for Reserve {
+    type Output = Result<Reservation, Error>;
+    type IntoFuture = Pin<Box<dyn Future<Output = Self::Output> + Send>>;
+
+    fn into_future(self) -> Self::IntoFuture {
+        Box::pin(async {
+            let (answer, answered) = oneshot::channel();
+            let client = self.client.clone();
+            if !client.spawn(own(self, answer)) {
+                return Err(Error::Closed);
+            }
+            match answered.await {
+                Ok(Ok(Reservation::Acquired(guard))) => Ok(Reservation::Acquired(guard.seen())),
+                Ok(answer) => answer,
+                // The runtime that the client was made in is gone.
+                Err(_) => Err(Error::Closed),
+            }
+        })
+    }
+}
+
+/// Owns a reservation from its first Reserve to its end.
+async fn own(reserve: Reserve, answer: oneshot::Sender<Result<Reservation, Error>>) {
+    let mut abandoned = None;
+    match reserve.acquire(&mut abandoned).await {
+        Ok(Found::Ours(keeper, guard)) => {
+            // One that nobody receives is dropped unseen, which gives the key back.
+            let _ = answer.send(Ok(Reservation::Acquired(guard)));
+            keeper.run().await;
+        }
+        Ok(Found::Theirs(reservation)) => drop(answer.send(Ok(reservation))),
+        Err(error) => {
+            let _ = answer.send(Err(error));
+            if let Some(request) = abandoned {
+                reserve.give_back(request).await;
+            }
+        }
+    }
+}
+
+enum Found {
+    Ours(Keeper, Guard),
+    Theirs(Reservation),
+}
+
+impl Reserve {
+    /// Reserves until it is known whose the key is. A Reserve that was never answered is left in `abandoned`.
+    async fn acquire(&self, abandoned: &mut Option<proto::ReserveRequest>) -> Result<Found, Error> {
+        let end = Instant::now() + self.wait;
+        let patience = self.client.waiting(self.wait).patience;
+        loop {
+            let (request, manner) = self.fresh(end);
+            let manner = Manner { patience, ..manner };
+            let answered = match self.client.ask(request.clone(), manner).await {
+                Ok(answered) => answered,
+                // A copy that came late names an attempt that is over. Nobody has acted under this token: take another.
+                Err(Error::LeaseLost | Error::AlreadyFinished) => continue,
+                Err(error) => {
+                    if matches!(error, Error::Unavailable(_)) {
+                        *abandoned = Some(request);
+                    }
+                    return Err(error);
+                }
+            };
+            let Answered { answer, sent_at, repeated } = answered;
+            return Ok(Found::Theirs(match answer.outcome {
+                Some(Outcome::Acquired(acquired)) => match self.hold_on(request.token, acquired, sent_at).await? {
+                    Some((keeper, guard)) => return Ok(Found::Ours(keeper, guard)),
+                    None => continue,
+                },
+                Some(Outcome::InDoubt(_)) if repeated && self.was_ours(request.token).await? => continue,
+                Some(Outcome::InDoubt(doubt)) => Reservation::InDoubt(doubt.into()),
+                Some(Outcome::Completed(finished)) => Reservation::Completed(finished.into()),
+                Some(Outcome::Failed(finished)) => Reservation::Failed(finished.into()),
+                Some(Outcome::InProgress(held)) => Reservation::InProgress(held.into()),
+                None => return Err(Error::Other(Box::new(tonic::Status::internal("an answer says nothing")))),
+            }));
+        }
+    }
+
+    /// A request with a token of its own, which waits until then.
+    fn fresh(&self, end: Instant) -> (proto::ReserveRequest, Manner) {
+        let mut request = self.request.clone();
+        request.token = Uuid::new_v4().simple().to_string();
+        let wait = end.saturating_duration_since(Instant::now());
+        if wait.is_zero() {
+            return (request, self.client.prompt());
+        }
+        request.wait = duration(wait);
+        (request, self.client.waiting(wait))
+    }
+
+    /// A guard for what was acquired, and who keeps it; nothing if it is somebody else's already.
+    async fn hold_on(
+        &self,
+        token: String,
+        acquired: proto::Acquired,
+        sent_at: Instant,
+    ) -> Result<Option<(Keeper, Guard)>, Error> {
+        let lock_ttl = granted(acquired.lock_ttl).unwrap_or(LOCK_TTL);
+        let (hold, held) = watch::channel(Hold::Until(sent_at + lock_ttl));
+        let (save, checkpoints) = mpsc::channel(1);
+        let (end, ending) = oneshot::channel();
+        let key = proto::Key::from(self.key.clone());
+        let mut keeper =
+            Keeper { client: self.client.clone(), key, token, lock_ttl, since: sent_at, hold, checkpoints, ending };
+        // By our clock a good part of the lock is over, or all of it, although it was granted a moment ago.
+        if sent_at.elapsed() > lock_ttl / 3 {
+            match keeper.renew().await {
+                Ok(()) => {}
+                Err(Error::LeaseLost | Error::KeyNotFound) => return Ok(None),
+                Err(error) => {
+                    if let Some(room) = self.client.abandoned() {
+                        keeper.release().await;
+                        drop(room);
+                    }
+                    return Err(error);
+                }
+            }
+        }
+        let facts = Facts {
+            key: self.key.clone(),
+            fence: acquired.fence,
+            attempt: acquired.attempt,
+            resume_from: acquired.checkpoint,
+        };
+        let lease = Lease::new(facts, held, save, self.client.runtime().clone());
+        Ok(Some((keeper, Guard::unseen(lease, end))))
+    }
+
+    /// Whether a doubt is about our own Reserve, whose answer got lost until its lock was over. Nothing was done under its
+    /// token, so it is given back.
+    async fn was_ours(&self, token: String) -> Result<bool, Error> {
+        let request = proto::FailRequest {
+            key: Some(self.key.clone().into()),
+            token,
+            retryable: true,
+            ..proto::FailRequest::default()
+        };
+        match self.client.ask(request, self.client.prompt()).await {
+            Ok(_) => Ok(true),
+            Err(Error::LeaseLost | Error::KeyNotFound | Error::AlreadyFinished) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Finds out what became of a Reserve that nobody answered and nobody awaits, and gives the key back if it was acquired.
+    /// It is asked again with the same token: copies of it that come late do nothing after that.
+    async fn give_back(&self, mut request: proto::ReserveRequest) {
+        let Some(_room) = self.client.abandoned() else { return };
+        request.wait = None;
+        let holds = request.on_expiry.is_some();
+        let token = request.token.clone();
+        let manner = Manner {
+            patience: if holds {
+                Patience::Endless
+            } else {
+                Patience::Until(Instant::now() + granted(request.lock_ttl).unwrap_or(LOCK_TTL))
+            },
+            ..self.client.prompt()
+        };
+        let outcome = self.client.ask(request, manner).await.ok().and_then(|answered| answered.answer.outcome);
+        if let Some(Outcome::Acquired(_) | Outcome::InDoubt(_)) = outcome {
+            let _ = self.was_ours(token).await;
+        }
+    }
+}
+
+impl From<proto::InProgress> for InProgress {
+    fn from(held: proto::InProgress) -> Self {
+        Self {
+            retry_after: granted(held.retry_after).unwrap_or_default(),
+            locked_until: time(held.locked_until),
+            owner: held.owner,
+            attempt: held.attempt,
+        }
+    }
+}
+
+impl From<proto::InDoubt> for InDoubt {
+    fn from(doubt: proto::InDoubt) -> Self {
+        Self {
+            fence: doubt.fence,
+            owner: doubt.owner,
+            attempt: doubt.attempt,
+            locked_until: time(doubt.locked_until),
+            checkpoint: doubt.checkpoint,
+            origin: doubt.origin,
+        }
+    }
+}
+
+/// A duration of the protocol; one beyond all bounds is the longest, which the service refuses.
+fn duration(duration: Duration) -> Option<prost_types::Duration> {
+    const LONGEST: prost_types::Duration = prost_types::Duration { seconds: i64::MAX, nanos: 0 };
+    Some(duration.try_into().unwrap_or(LONGEST))
+}

@@ -1,0 +1,11 @@
+//! The client against the service, through real sockets.
+
+#![allow(unreachable_pub, clippy::unwrap_used, clippy::indexing_slicing)]
+
+mod coalescing;
+mod guard;
+mod once;
+mod proxy;
+mod reserve;
+mod servers;
+mod support;
