@@ -141,7 +141,7 @@ impl<C> Once<C> {
         self.with(|reserve| reserve.retention(retention))
     }
 
-    /// How long to wait for somebody else who is at it: 10 s by default, 60 s at most.
+    /// How long to wait for somebody else who is at it: 10 s by default.
     pub fn wait(self, wait: Duration) -> Self {
         self.with(|reserve| reserve.wait(wait))
     }

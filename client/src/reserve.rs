@@ -9,7 +9,7 @@ use std::{
 use bytes::Bytes;
 use tokio::{
     sync::{mpsc, oneshot, watch},
-    time::Instant,
+    time::{Instant, sleep},
 };
 use uuid::Uuid;
 
@@ -28,6 +28,11 @@ use crate::{
 
 /// The lock of a reservation whose answer does not say, which no service of ours gives.
 const LOCK_TTL: Duration = Duration::from_secs(30);
+
+/// How long one call may be held by a server, of the 60 s that it allows: a server that falls silent costs no more.
+const WAIT_MAX: Duration = Duration::from_secs(5);
+/// The pause before waiting again where a server did not hold the call as long as it was asked to.
+const WAIT_PAUSE: Duration = Duration::from_millis(50);
 
 /// What is known of a key.
 #[derive(Debug)]
@@ -146,7 +151,7 @@ impl Reserve {
         self
     }
 
-    /// How long to wait while somebody else holds the key: at most 60 s, not at all by default.
+    /// How long to wait while somebody else holds the key; not at all by default.
     pub fn wait(mut self, wait: Duration) -> Self {
         self.wait = wait;
         self
@@ -230,13 +235,20 @@ impl Reserve {
     async fn acquire(&self, abandoned: &mut Option<proto::ReserveRequest>) -> Result<Found, Error> {
         let end = Instant::now() + self.wait;
         let patience = self.client.waiting(self.wait).patience;
+        // Most keys are free: a call that need not be held goes together with others.
+        let mut held = false;
+        // One token for as long as nothing was done under it, so that a copy that comes late is the same reservation.
+        let (mut token, mut repeated) = (fresh_token(), false);
         loop {
-            let (request, manner) = self.fresh(end);
+            let (request, manner) = self.attempt(&token, if held { end } else { Instant::now() });
             let manner = Manner { patience, ..manner };
             let answered = match self.client.ask(request.clone(), manner).await {
                 Ok(answered) => answered,
                 // A copy that came late names an attempt that is over. Nobody has acted under this token: take another.
-                Err(Error::LeaseLost | Error::AlreadyFinished) => continue,
+                Err(Error::LeaseLost | Error::AlreadyFinished) => {
+                    (token, repeated) = (fresh_token(), false);
+                    continue;
+                }
                 Err(error) => {
                     if matches!(error, Error::Unavailable(_)) {
                         *abandoned = Some(request);
@@ -244,27 +256,41 @@ impl Reserve {
                     return Err(error);
                 }
             };
-            let Answered { answer, sent_at, repeated } = answered;
+            let Answered { answer, sent_at, repeated: again } = answered;
+            repeated |= again;
             return Ok(Found::Theirs(match answer.outcome {
                 Some(Outcome::Acquired(acquired)) => match self.hold_on(request.token, acquired, sent_at).await? {
                     Some((keeper, guard)) => return Ok(Found::Ours(keeper, guard)),
-                    None => continue,
+                    None => {
+                        (token, repeated) = (fresh_token(), false);
+                        continue;
+                    }
                 },
-                Some(Outcome::InDoubt(_)) if repeated && self.was_ours(request.token).await? => continue,
+                Some(Outcome::InDoubt(_)) if repeated && self.was_ours(request.token).await? => {
+                    (token, repeated) = (fresh_token(), false);
+                    continue;
+                }
                 Some(Outcome::InDoubt(doubt)) => Reservation::InDoubt(doubt.into()),
                 Some(Outcome::Completed(finished)) => Reservation::Completed(finished.into()),
                 Some(Outcome::Failed(finished)) => Reservation::Failed(finished.into()),
+                Some(Outcome::InProgress(_)) if Instant::now() + WAIT_PAUSE < end => {
+                    // A server that shuts down, or has too many who wait, answers before the wait is over.
+                    if held {
+                        sleep(WAIT_PAUSE).await;
+                    }
+                    held = true;
+                    continue;
+                }
                 Some(Outcome::InProgress(held)) => Reservation::InProgress(held.into()),
                 None => return Err(Error::Other(Box::new(tonic::Status::internal("an answer says nothing")))),
             }));
         }
     }
 
-    /// A request with a token of its own, which waits until then.
-    fn fresh(&self, end: Instant) -> (proto::ReserveRequest, Manner) {
-        let mut request = self.request.clone();
-        request.token = Uuid::new_v4().simple().to_string();
-        let wait = end.saturating_duration_since(Instant::now());
+    /// A request that waits until then, or a part of that, and how to send it.
+    fn attempt(&self, token: &str, end: Instant) -> (proto::ReserveRequest, Manner) {
+        let mut request = proto::ReserveRequest { token: token.to_owned(), ..self.request.clone() };
+        let wait = end.saturating_duration_since(Instant::now()).min(WAIT_MAX);
         if wait.is_zero() {
             return (request, self.client.prompt());
         }
@@ -370,6 +396,11 @@ impl From<proto::InDoubt> for InDoubt {
             origin: doubt.origin,
         }
     }
+}
+
+/// A name for one execution, which nobody else has.
+fn fresh_token() -> String {
+    Uuid::new_v4().simple().to_string()
 }
 
 /// A duration of the protocol; one beyond all bounds is the longest, which the service refuses.

@@ -3,6 +3,7 @@
 #![allow(unreachable_pub, clippy::unwrap_used, clippy::indexing_slicing)]
 
 mod coalescing;
+mod fake;
 mod guard;
 mod once;
 mod proxy;
