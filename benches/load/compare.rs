@@ -6,7 +6,7 @@ use clap::Args;
 use serde_json::{Value, json};
 
 use crate::{
-    Failure,
+    Failure, by_client,
     measure::{Report, measure},
     plain_sql, service,
     workload::{Side, Work, Workload},
@@ -39,10 +39,11 @@ pub struct Options {
 /// What has its turn: some work on one side.
 type Cell = (Work, Side);
 
-const CELLS: [Cell; 6] = [
+const CELLS: [Cell; 7] = [
     (Work::Pairs, Side::PlainSql),
     (Work::Pairs, Side::Unary),
     (Work::Pairs, Side::Batch),
+    (Work::Pairs, Side::Client),
     (Work::Pairs, Side::Nothing),
     (Work::Replays, Side::PlainSql),
     (Work::Replays, Side::Unary),
@@ -97,6 +98,7 @@ async fn turn(
     let workload = Workload { work, ..options.workload.clone() };
     let (service, callers) = match side {
         Side::PlainSql => (0, plain_sql::callers(&world.database_url, &workload, callers).await?),
+        Side::Client => (0, by_client::callers(endpoint, &workload, callers).await?),
         Side::Nothing => (1, service::callers(Side::Unary, nothing, &workload, callers).await?),
         side => (0, service::callers(side, endpoint, &workload, callers).await?),
     };
@@ -138,21 +140,23 @@ impl Medians {
 }
 
 fn print(medians: &BTreeMap<usize, Medians>, memory: u64) {
-    use Side::{Batch, Nothing, PlainSql, Unary};
+    use Side::{Batch, Client, Nothing, PlainSql, Unary};
     use Work::{Pairs, Replays};
     println!("\nper second, and against plain SQL by the callers themselves");
     println!(
-        "callers │ pairs: plain SQL  service        by Batch       on nothing     │ replays: plain SQL  service        │ p50 of a pair: plain SQL  service"
+        "callers │ pairs: plain SQL  service        by Batch       by client      on nothing     │ replays: plain SQL  service        │ p50 of a pair: plain SQL  service"
     );
     for (callers, at) in medians {
         let p50 = |side| at.of((Pairs, side), |turn| turn.report.p50_ms);
         println!(
-            "{callers:>7} │ {:>16.0} {:>8.0} {:>4.1}× {:>9.0} {:>4.1}× {:>9.0} {:>3.0} % │ {:>18.0} {:>8.0} {:>4.1}× │ {:>21.2} ms {:>5.2} ms {:>4.2}×",
+            "{callers:>7} │ {:>16.0} {:>8.0} {:>4.1}× {:>9.0} {:>4.1}× {:>9.0} {:>4.1}× {:>9.0} {:>3.0} % │ {:>18.0} {:>8.0} {:>4.1}× │ {:>21.2} ms {:>5.2} ms {:>4.2}×",
             at.per_second(Pairs, PlainSql),
             at.per_second(Pairs, Unary),
             at.ratio(Pairs, Unary),
             at.per_second(Pairs, Batch),
             at.ratio(Pairs, Batch),
+            at.per_second(Pairs, Client),
+            at.ratio(Pairs, Client),
             at.per_second(Pairs, Nothing),
             100.0 * at.share_of_nothing(),
             at.per_second(Replays, PlainSql),
@@ -169,8 +173,11 @@ fn print(medians: &BTreeMap<usize, Medians>, memory: u64) {
             let of = |figure: fn(&Turn) -> f64| at.of(cell, figure);
             format!("{:>4.0} + {:>3.0} + {:>3.0}", of(|t| t.service), of(|t| t.load), of(|t| t.postgres))
         };
-        let [sql, unary, batch, nothing] = [PlainSql, Unary, Batch, Nothing].map(|side| cost((Pairs, side)));
-        println!("{callers:>7} │ plain SQL {sql} │ service {unary} │ by Batch {batch} │ on nothing {nothing}");
+        let [sql, unary, batch, client, nothing] =
+            [PlainSql, Unary, Batch, Client, Nothing].map(|side| cost((Pairs, side)));
+        println!(
+            "{callers:>7} │ plain SQL {sql} │ service {unary} │ by Batch {batch} │ by client {client} │ on nothing {nothing}"
+        );
     }
     println!("\nmemory of the service at 256 callers: {:.1} MB", memory as f64 / 1e6);
 }
@@ -194,6 +201,7 @@ fn figures(medians: &BTreeMap<usize, Medians>, memory: u64) -> Value {
             "callers": callers,
             "pairs_ratio": medians.ratio(Work::Pairs, Side::Unary),
             "batch_ratio": medians.ratio(Work::Pairs, Side::Batch),
+            "client_ratio": medians.ratio(Work::Pairs, Side::Client),
             "replays_ratio": medians.ratio(Work::Replays, Side::Unary),
             "share_of_nothing": medians.share_of_nothing(),
             "p50_ratio": medians.p50_ratio(),

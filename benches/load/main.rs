@@ -12,6 +12,7 @@
 
 #![allow(unreachable_pub, clippy::unwrap_used, clippy::indexing_slicing)]
 
+mod by_client;
 mod compare;
 mod connection;
 mod growth;
@@ -115,6 +116,8 @@ async fn load(options: Load) -> Result<(), Failure> {
     let mut world = World::start(options.database_url.as_deref())?;
     let callers = match (options.side, options.endpoint) {
         (Side::PlainSql, _) => plain_sql::callers(&world.database_url, &options.workload, options.callers).await?,
+        (Side::Client, Some(endpoint)) => by_client::callers(&endpoint, &options.workload, options.callers).await?,
+        (Side::Client, None) => by_client::callers(&world.serve().await?, &options.workload, options.callers).await?,
         (side, Some(endpoint)) => service::callers(side, &endpoint, &options.workload, options.callers).await?,
         (Side::Nothing, None) => {
             let endpoint = world.serve_nothing().await?;

@@ -17,6 +17,8 @@ pub enum Side {
     Unary,
     /// The service, many callers' steps in one Batch.
     Batch,
+    /// The service by the client crate, which sends the steps of its callers together by itself.
+    Client,
     /// Plain SQL, as each service would write it for itself.
     PlainSql,
     /// The service on a store that does nothing.

@@ -259,13 +259,20 @@ impl Reserve {
             let Answered { answer, sent_at, repeated: again } = answered;
             repeated |= again;
             return Ok(Found::Theirs(match answer.outcome {
-                Some(Outcome::Acquired(acquired)) => match self.hold_on(request.token, acquired, sent_at).await? {
-                    Some((keeper, guard)) => return Ok(Found::Ours(keeper, guard)),
-                    None => {
-                        (token, repeated) = (fresh_token(), false);
-                        continue;
+                Some(Outcome::Acquired(acquired)) => {
+                    match self.hold_on(request.token.clone(), acquired, sent_at).await {
+                        Ok((keeper, guard)) => return Ok(Found::Ours(keeper, guard)),
+                        // Somebody else has it by now.
+                        Err(Error::LeaseLost | Error::KeyNotFound) => {
+                            (token, repeated) = (fresh_token(), false);
+                            continue;
+                        }
+                        Err(error) => {
+                            *abandoned = Some(request);
+                            return Err(error);
+                        }
                     }
-                },
+                }
                 Some(Outcome::InDoubt(_)) if repeated && self.was_ours(request.token).await? => {
                     (token, repeated) = (fresh_token(), false);
                     continue;
@@ -298,13 +305,13 @@ impl Reserve {
         (request, self.client.waiting(wait))
     }
 
-    /// A guard for what was acquired, and who keeps it; nothing if it is somebody else's already.
+    /// A guard for what was acquired, and who keeps it.
     async fn hold_on(
         &self,
         token: String,
         acquired: proto::Acquired,
         sent_at: Instant,
-    ) -> Result<Option<(Keeper, Guard)>, Error> {
+    ) -> Result<(Keeper, Guard), Error> {
         let lock_ttl = granted(acquired.lock_ttl).unwrap_or(LOCK_TTL);
         let (hold, held) = watch::channel(Hold::Until(sent_at + lock_ttl));
         let (save, checkpoints) = mpsc::channel(1);
@@ -314,17 +321,7 @@ impl Reserve {
             Keeper { client: self.client.clone(), key, token, lock_ttl, since: sent_at, hold, checkpoints, ending };
         // By our clock a good part of the lock is over, or all of it, although it was granted a moment ago.
         if sent_at.elapsed() > lock_ttl / 3 {
-            match keeper.renew().await {
-                Ok(()) => {}
-                Err(Error::LeaseLost | Error::KeyNotFound) => return Ok(None),
-                Err(error) => {
-                    if let Some(room) = self.client.abandoned() {
-                        keeper.release().await;
-                        drop(room);
-                    }
-                    return Err(error);
-                }
-            }
+            keeper.renew().await?;
         }
         let facts = Facts {
             key: self.key.clone(),
@@ -333,7 +330,7 @@ impl Reserve {
             resume_from: acquired.checkpoint,
         };
         let lease = Lease::new(facts, held, save, self.client.runtime().clone());
-        Ok(Some((keeper, Guard::unseen(lease, end))))
+        Ok((keeper, Guard::unseen(lease, end)))
     }
 
     /// Whether a doubt is about our own Reserve, whose answer got lost until its lock was over. Nothing was done under its
