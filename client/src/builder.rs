@@ -2,7 +2,7 @@
 
 use std::{env, str::FromStr, sync::Arc, time::Duration};
 
-use http::Uri;
+use ::http::Uri;
 use tokio::{runtime::Handle, time::Instant};
 use tonic::transport::Endpoint;
 #[cfg(feature = "tls")]

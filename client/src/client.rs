@@ -157,6 +157,15 @@ impl Client {
         open
     }
 
+    /// Runs a task that nobody's leaving ends, on the runtime that calls.
+    #[cfg(feature = "_exchange")]
+    pub(crate) fn spawn_here<T: Send + 'static>(
+        &self,
+        task: impl Future<Output = T> + Send + 'static,
+    ) -> tokio::task::JoinHandle<T> {
+        self.shared.tasks.spawn(task)
+    }
+
     /// Room to give back a reservation that nobody awaits any more.
     pub(crate) fn abandoned(&self) -> Option<OwnedSemaphorePermit> {
         self.shared.abandoned.clone().try_acquire_owned().ok()

@@ -57,6 +57,12 @@ mod reserve;
 mod codec;
 mod once;
 
+// A request and its answer, made safe to retry: of HTTP, and of gRPC.
+#[cfg(feature = "_exchange")]
+mod exchange;
+#[cfg(feature = "http")]
+pub mod http;
+
 pub use self::{
     builder::{BuildError, ClientBuilder},
     client::Client,

@@ -5,8 +5,10 @@
 mod coalescing;
 mod fake;
 mod guard;
+mod http;
 mod once;
 mod proxy;
 mod reserve;
 mod servers;
 mod support;
+mod web;

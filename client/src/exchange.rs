@@ -1,0 +1,328 @@
+//! [`Exchange`]: one request and its answer, made safe to retry. What HTTP and gRPC have in common.
+//!
+//! - The handler runs in a task of its own, to its end, whoever hangs up; and so does what stores its answer.
+//! - The body of a request is read whole before its key is reserved: a request that never arrives holds nothing.
+//! - The body of an answer is read as far as it may be stored. What is larger goes on to the first caller as it comes, and
+//!   leaves a mark in place of the answer: later callers learn that it was done, and never see a part of it.
+
+mod answer;
+mod body;
+
+use std::{future::Future, sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use http::{HeaderMap, Request, Response, header, request, response};
+use http_body::Body;
+use http_body_util::Full;
+use metrics::counter;
+use tokio::time::timeout;
+use tower_service::Service;
+use tracing::{error, warn};
+
+pub use self::body::AnswerBody;
+pub(crate) use self::body::BoxError;
+use self::body::{Read, Received};
+use crate::{
+    client::Client,
+    error::Error,
+    fingerprint::Fingerprint,
+    guard::Guard,
+    key::Key,
+    proto::RecordStatus,
+    reserve::{Reservation, Reserve},
+    result::{Finished, StoredResult},
+};
+
+/// How many answers were not stored because their lease was lost.
+const LEASES_LOST: &str = "onceward_client_leases_lost_total";
+/// How many requests were handled without idempotency, because the service could not be reached.
+const FAILED_OPEN: &str = "onceward_client_failed_open_total";
+
+/// Whether, and how, an answer is kept for duplicates.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Keep {
+    /// Duplicates get it.
+    Store,
+    /// Nothing has happened: the key is free for the next try.
+    Release,
+    /// Something may have happened: the key stays locked until its lock runs out, and then the expiry policy decides.
+    Hold,
+}
+
+/// Why a request is not handled.
+#[derive(Clone, Debug)]
+pub(crate) enum Refusal {
+    /// There is no key, and there must be one.
+    KeyMissing,
+    /// The key cannot be used.
+    KeyMalformed(&'static str),
+    /// The body is larger than may be.
+    BodyTooLarge,
+    /// The body did not arrive whole, or is not what this layer is for.
+    BodyUnusable(&'static str),
+    /// Somebody else is at it.
+    InProgress(Duration),
+    /// The key is in use for another request.
+    OtherRequest,
+    /// Nobody knows whether it took effect.
+    InDoubt,
+    /// It was done, with this code, but its answer was not kept.
+    NotKept(i32),
+    /// Somebody else took over while the handler ran, and has no answer yet.
+    LeaseLost,
+    /// The service cannot be reached.
+    Unavailable,
+    /// The service does not take what this program asks for.
+    Misconfigured,
+}
+
+/// What a protocol has of its own.
+pub(crate) trait Protocol: Send + Sync + 'static {
+    /// The key that a request carries, checked.
+    fn key(&self, headers: &HeaderMap) -> Result<Option<String>, Refusal>;
+
+    /// Checks a body, and takes away what would make its answer useless for others.
+    fn prepare(&self, request: &mut request::Parts, body: &Bytes) -> Result<(), Refusal>;
+
+    /// What tells this request from another.
+    fn fingerprint(&self, request: &request::Parts, body: &Bytes) -> Fingerprint;
+
+    /// Whether an answer is to be stored.
+    fn keep(&self, answer: &response::Parts, trailers: Option<&HeaderMap>) -> Keep;
+
+    /// The code that says how an answer went.
+    fn code(&self, answer: &response::Parts) -> i32;
+
+    /// A refusal as an answer.
+    fn refuse(&self, refusal: &Refusal) -> Response<Full<Bytes>>;
+
+    /// The header that marks a replay.
+    fn replayed(&self) -> header::HeaderName;
+}
+
+/// On whose behalf a request is.
+type Subject = dyn Fn(&request::Parts) -> String + Send + Sync;
+
+/// How requests are made safe to retry.
+#[derive(Clone)]
+pub(crate) struct Options {
+    pub(crate) client: Client,
+    pub(crate) namespace: String,
+    pub(crate) subject: Arc<Subject>,
+    pub(crate) required: bool,
+    pub(crate) wait: Duration,
+    pub(crate) lock_ttl: Option<Duration>,
+    pub(crate) retention: Option<Duration>,
+    pub(crate) hold: bool,
+    pub(crate) fail_open: bool,
+    pub(crate) body_bytes_max: usize,
+    pub(crate) complete_timeout: Duration,
+}
+
+impl Options {
+    pub(crate) fn new(
+        client: Client,
+        namespace: impl Into<String>,
+        subject: impl Fn(&request::Parts) -> String + Send + Sync + 'static,
+    ) -> Self {
+        Self {
+            client,
+            namespace: namespace.into(),
+            subject: Arc::new(subject),
+            required: false,
+            wait: Duration::ZERO,
+            lock_ttl: None,
+            retention: None,
+            hold: false,
+            fail_open: false,
+            body_bytes_max: 2 << 20,
+            complete_timeout: Duration::from_secs(10),
+        }
+    }
+
+    fn reserve(&self, key: Key, fingerprint: Fingerprint, headers: &HeaderMap) -> Reserve {
+        let mut reserve = self.client.reserve(key).fingerprint(fingerprint).wait(self.wait);
+        if let Some(lock_ttl) = self.lock_ttl {
+            reserve = reserve.lock_ttl(lock_ttl);
+        }
+        if let Some(retention) = self.retention {
+            reserve = reserve.retention(retention);
+        }
+        if let Some(traceparent) = headers.get("traceparent").and_then(|value| value.to_str().ok())
+            && !traceparent.is_empty()
+        {
+            reserve = reserve.traceparent(traceparent);
+        }
+        if self.hold { reserve.hold() } else { reserve }
+    }
+}
+
+/// Makes one request and its answer safe to retry.
+pub(crate) struct Exchange<P> {
+    pub(crate) options: Options,
+    pub(crate) protocol: P,
+}
+
+impl<P: Protocol> Exchange<P> {
+    /// Handles a request that is to be idempotent. A service is given that is ready, and how to make a body of what was read.
+    pub(crate) async fn handle<S, B, R>(
+        self: Arc<Self>,
+        mut inner: S,
+        request: Request<B>,
+        rebody: fn(Bytes) -> B,
+    ) -> Result<Response<AnswerBody<R>>, S::Error>
+    where
+        S: Service<Request<B>, Response = Response<R>> + Send + 'static,
+        S::Future: Send,
+        S::Error: Send,
+        B: Body + Send + 'static,
+        R: Body<Data = Bytes> + Send + 'static,
+        R::Error: Into<BoxError>,
+    {
+        let (mut parts, body) = request.into_parts();
+        let key = match self.protocol.key(&parts.headers) {
+            Ok(Some(key)) => key,
+            Ok(None) if self.options.required => return Ok(self.refuse_unread(&Refusal::KeyMissing, body).await),
+            Ok(None) => {
+                return inner.call(Request::from_parts(parts, body)).await.map(|answer| answer.map(AnswerBody::inner));
+            }
+            Err(refusal) => return Ok(self.refuse_unread(&refusal, body).await),
+        };
+        let body = match body::received(body, self.options.body_bytes_max).await {
+            Received::Whole(body) => body,
+            Received::TooLarge => return Ok(self.refused(&Refusal::BodyTooLarge)),
+            Received::Broken => return Ok(self.refused(&Refusal::BodyUnusable("the body did not arrive whole"))),
+        };
+        if let Err(refusal) = self.protocol.prepare(&mut parts, &body) {
+            return Ok(self.refused(&refusal));
+        }
+        let key = Key::new(&self.options.namespace, key).subject((self.options.subject)(&parts));
+        let fingerprint = self.protocol.fingerprint(&parts, &body);
+        let guard = match self.options.reserve(key, fingerprint, &parts.headers).await {
+            Ok(Reservation::Acquired(guard)) => guard,
+            Ok(other) => return Ok(self.known(other)),
+            Err(error) => match refusal(&error) {
+                Refusal::Unavailable if self.options.fail_open => {
+                    warn!(%error, "a request is handled although its key cannot be reserved: a retry would act again");
+                    counter!(FAILED_OPEN).increment(1);
+                    let answer = inner.call(Request::from_parts(parts, rebody(body))).await;
+                    return answer.map(|answer| answer.map(AnswerBody::inner));
+                }
+                refusal => {
+                    if matches!(refusal, Refusal::Unavailable | Refusal::Misconfigured) {
+                        error!(%error, "a request is refused: its key cannot be reserved");
+                    }
+                    return Ok(self.refused(&refusal));
+                }
+            },
+        };
+        parts.extensions.insert(guard.lease());
+        let work = inner.call(Request::from_parts(parts, rebody(body)));
+        let exchange = self.clone();
+        match self.options.client.spawn_here(async move { exchange.act(work, guard).await }).await {
+            Ok(answer) => answer,
+            // As if it had happened here: the guard was dropped without a word, and the lock runs out.
+            Err(ended) => match ended.try_into_panic() {
+                Ok(panic) => std::panic::resume_unwind(panic),
+                Err(_) => Ok(self.refused(&Refusal::Unavailable)),
+            },
+        }
+    }
+
+    /// Runs the handler and stores its answer.
+    async fn act<R, E>(
+        &self,
+        work: impl Future<Output = Result<Response<R>, E>>,
+        guard: Guard,
+    ) -> Result<Response<AnswerBody<R>>, E>
+    where
+        R: Body<Data = Bytes> + Send + 'static,
+        R::Error: Into<BoxError>,
+    {
+        // An error of the service itself says nothing of what was done: the guard is dropped without a word.
+        let (parts, body) = work.await?.into_parts();
+        let endless = parts
+            .headers
+            .get(header::CONTENT_TYPE)
+            .is_some_and(|value| value.as_bytes().starts_with(b"text/event-stream"));
+        let read = if endless { Read::endless(body) } else { Read::of(body, answer::BODY_BYTES_MAX).await };
+        let keep = self.protocol.keep(&parts, read.trailers());
+        let code = self.protocol.code(&parts);
+        let result = match (keep, &read) {
+            // It failed midway, and nobody knows what it would have been.
+            (_, Read::Broken { .. }) | (Keep::Hold, _) => {
+                drop(guard);
+                return Ok(Response::from_parts(parts, read.into_body()));
+            }
+            (Keep::Release, _) => {
+                let released = timeout(self.options.complete_timeout, guard.release()).await;
+                if let Ok(Err(error)) = released {
+                    warn!(%error, "a key was not released");
+                }
+                return Ok(Response::from_parts(parts, read.into_body()));
+            }
+            (Keep::Store, Read::Whole { body, trailers }) => {
+                answer::stored(code, &parts.headers, body, trailers.as_ref())
+                    .unwrap_or_else(|| StoredResult::unstored(code, "headers too large"))
+            }
+            (Keep::Store, Read::Longer { .. }) => StoredResult::unstored(code, "too large"),
+        };
+        let key = guard.key().clone();
+        match timeout(self.options.complete_timeout, guard.complete(result)).await {
+            Ok(Ok(_)) => {}
+            Ok(Err(Error::LeaseLost)) => {
+                counter!(LEASES_LOST).increment(1);
+                return Ok(self.of_the_winner(key).await);
+            }
+            Ok(Err(error)) => error!(%error, "an answer was not stored"),
+            Err(_) => warn!("an answer goes out before it is stored"),
+        }
+        Ok(Response::from_parts(parts, read.into_body()))
+    }
+
+    /// Somebody else took over while the handler ran: everybody gets the same answer.
+    async fn of_the_winner<R>(&self, key: Key) -> Response<AnswerBody<R>> {
+        let record = self.options.client.lookup(key).await.ok().flatten();
+        match record.map(|record| (record.status(), Finished::of_record(record))) {
+            Some((RecordStatus::Completed | RecordStatus::Failed, Some(finished))) => self.replayed(finished),
+            _ => self.refused(&Refusal::LeaseLost),
+        }
+    }
+
+    /// What is known of a key that is not ours.
+    fn known<R>(&self, reservation: Reservation) -> Response<AnswerBody<R>> {
+        match reservation {
+            Reservation::Completed(finished) | Reservation::Failed(finished) => self.replayed(finished),
+            Reservation::InProgress(held) => self.refused(&Refusal::InProgress(held.retry_after)),
+            Reservation::InDoubt(_) => self.refused(&Refusal::InDoubt),
+            Reservation::Acquired(_) => self.refused(&Refusal::Unavailable),
+        }
+    }
+
+    fn replayed<R>(&self, finished: Finished) -> Response<AnswerBody<R>> {
+        if finished.result.unstored_reason().is_some() {
+            return self.refused(&Refusal::NotKept(finished.result.code));
+        }
+        let mut response = answer::replayed(finished.result);
+        response.headers_mut().append(self.protocol.replayed(), header::HeaderValue::from_static("true"));
+        response
+    }
+
+    fn refused<R>(&self, refusal: &Refusal) -> Response<AnswerBody<R>> {
+        self.protocol.refuse(refusal).map(AnswerBody::full)
+    }
+
+    /// Whoever is still sending would get a reset in place of the answer.
+    async fn refuse_unread<B: Body, R>(&self, refusal: &Refusal, body: B) -> Response<AnswerBody<R>> {
+        body::drain(body).await;
+        self.refused(refusal)
+    }
+}
+
+fn refusal(error: &Error) -> Refusal {
+    match error {
+        Error::FingerprintMismatch => Refusal::OtherRequest,
+        Error::Invalid(_) => Refusal::Misconfigured,
+        _ => Refusal::Unavailable,
+    }
+}

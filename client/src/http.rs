@@ -1,0 +1,281 @@
+//! [`HttpLayer`]: the `Idempotency-Key` header for services of HTTP, as a tower layer.
+//!
+//! It follows the IETF's draft on the header (draft-ietf-httpapi-idempotency-key-header) and tells problems as RFC 9457 has
+//! it.
+//!
+//! ```no_run
+//! use axum::{Extension, Router, routing::post};
+//! use http::request::Parts;
+//! use onceward_client::{Client, Lease, http::HttpLayer};
+//!
+//! # #[derive(Clone)] struct User { id: String }
+//! async fn pay(Extension(lease): Extension<Lease>, body: String) -> String {
+//!     // The fence goes along, so that a stale execution is rejected downstream.
+//!     format!("paid {body} under fence {}", lease.fence())
+//! }
+//!
+//! # fn example(client: Client) -> Router {
+//! let user = |request: &Parts| request.extensions.get::<User>().map(|user| user.id.clone()).unwrap_or_default();
+//! Router::new().route("/pay", post(pay)).layer(HttpLayer::new(client, "payments.http", user).required())
+//! # }
+//! ```
+
+mod header;
+mod problem;
+
+use std::{
+    collections::HashSet,
+    fmt,
+    future::Future,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use http::{HeaderMap, HeaderName, Method, Request, Response, StatusCode, request, response};
+use http_body::Body;
+use http_body_util::Full;
+use tower_layer::Layer;
+use tower_service::Service;
+use tracing::warn;
+
+pub use crate::exchange::{AnswerBody, Keep};
+use crate::{
+    client::Client,
+    exchange::{BoxError, Exchange, Options, Protocol, Refusal},
+    fingerprint::{Fingerprint, framed},
+};
+
+/// Serves a header like `Idempotency-Key`: a request that is sent again gets the answer of the first, and its handler runs
+/// once.
+///
+/// | what a request meets | answer |
+/// |---|---|
+/// | a key that is new | the handler's; its [`Lease`](crate::Lease) is among the request's extensions |
+/// | a key that has an answer | that answer, with `Idempotent-Replayed: true` |
+/// | somebody else at it | 409 with `Retry-After`; or 425; or it waits |
+/// | a key that was used for another request | 422 |
+/// | a key whose outcome nobody knows ([`hold`](Self::hold)) | 409 of a type of its own, without `Retry-After` |
+/// | a key whose answer was too large to be stored | 409 of a type of its own, with the status of that answer |
+/// | a malformed key, several, or none where one is required | 400 |
+/// | a body over the limit | 413 |
+/// | the service cannot be reached | 503; or it is handled all the same ([`fail_open`](Self::fail_open)) |
+///
+/// Two requests are the same if method, path, query and body are, byte for byte. The key itself may be bare or a quoted string
+/// (RFC 9651) without parameters. The body of a keyed request is read whole before the handler; it loses its trailers, and
+/// its `Accept-Encoding`: compress outside of this layer, so that each caller gets what it can read.
+///
+/// The handler runs to its end even if its caller hangs up. Which answers are stored is said by [`keep`](Self::keep).
+#[derive(Clone)]
+#[must_use = "a layer does nothing before it is layered"]
+pub struct HttpLayer {
+    options: Options,
+    protocol: Http,
+}
+
+#[derive(Clone)]
+struct Http {
+    header: HeaderName,
+    methods: HashSet<Method>,
+    in_progress: StatusCode,
+    keep: Arc<dyn Fn(StatusCode) -> Keep + Send + Sync>,
+}
+
+impl HttpLayer {
+    /// Keys are of this namespace, such as `payments.http`, and of the subject that a request is on behalf of: the
+    /// authenticated user, so that one user's key never meets another's. Only where all callers may see each other's answers
+    /// it is empty.
+    pub fn new(
+        client: Client,
+        namespace: impl Into<String>,
+        subject: impl Fn(&request::Parts) -> String + Send + Sync + 'static,
+    ) -> Self {
+        Self {
+            options: Options::new(client, namespace, subject),
+            protocol: Http {
+                header: HeaderName::from_static("idempotency-key"),
+                methods: HashSet::from([Method::POST, Method::PATCH]),
+                in_progress: StatusCode::CONFLICT,
+                keep: Arc::new(keep),
+            },
+        }
+    }
+
+    /// The header that carries the key, in place of `Idempotency-Key`.
+    pub fn header(mut self, header: HeaderName) -> Self {
+        self.protocol.header = header;
+        self
+    }
+
+    /// The methods whose requests are made safe to retry, in place of POST and PATCH. All others pass, key or not.
+    pub fn methods(mut self, methods: impl IntoIterator<Item = Method>) -> Self {
+        self.protocol.methods = methods.into_iter().collect();
+        self
+    }
+
+    /// Refuses requests without a key. Otherwise they pass and are not idempotent.
+    pub fn required(mut self) -> Self {
+        self.options.required = true;
+        self
+    }
+
+    /// How long others wait if this process dies, 30 s by default; while it lives the lock is renewed.
+    pub fn lock_ttl(mut self, lock_ttl: Duration) -> Self {
+        self.options.lock_ttl = Some(lock_ttl);
+        self
+    }
+
+    /// How long answers are replayed, 24 h by default.
+    pub fn retention(mut self, retention: Duration) -> Self {
+        self.options.retention = Some(retention);
+        self
+    }
+
+    /// How long a request waits for another with its key, before it is told that one is in progress; not at all by default.
+    pub fn wait(mut self, wait: Duration) -> Self {
+        self.options.wait = wait;
+        self
+    }
+
+    /// Answers 425 Too Early in place of 409 while another request is in progress.
+    pub fn too_early(mut self) -> Self {
+        self.protocol.in_progress = StatusCode::TOO_EARLY;
+        self
+    }
+
+    /// When a lock runs out nobody takes over: the key is in doubt until it is resolved.
+    pub fn hold(mut self) -> Self {
+        self.options.hold = true;
+        self
+    }
+
+    /// Handles requests although the service cannot be reached. A retry then acts again: a bad choice for payments.
+    pub fn fail_open(mut self) -> Self {
+        warn!(namespace = %self.options.namespace, "requests are handled without idempotency while the service is away");
+        self.options.fail_open = true;
+        self
+    }
+
+    /// The largest body of a keyed request, 2 MiB by default.
+    pub fn body_bytes_max(mut self, bytes: usize) -> Self {
+        self.options.body_bytes_max = bytes;
+        self
+    }
+
+    /// How long an answer waits until it is stored, 10 s by default. Then it goes out, and is stored when it can be.
+    pub fn complete_timeout(mut self, timeout: Duration) -> Self {
+        self.options.complete_timeout = timeout;
+        self
+    }
+
+    /// Which answers are stored, by their status. By default 408, 425, 429 and 503 release the key, since nothing happened;
+    /// all others of 2xx to 4xx are stored; other 5xx, like a panic, leave the key to the lock's end, since something may have
+    /// happened.
+    pub fn keep(mut self, keep: impl Fn(StatusCode) -> Keep + Send + Sync + 'static) -> Self {
+        self.protocol.keep = Arc::new(keep);
+        self
+    }
+}
+
+/// Which answers are stored, if nothing is said.
+fn keep(status: StatusCode) -> Keep {
+    match status.as_u16() {
+        408 | 425 | 429 | 503 => Keep::Release,
+        200..=499 => Keep::Store,
+        _ => Keep::Hold,
+    }
+}
+
+impl Protocol for Http {
+    fn key(&self, headers: &HeaderMap) -> Result<Option<String>, Refusal> {
+        header::key(headers, &self.header).map_err(Refusal::KeyMalformed)
+    }
+
+    fn prepare(&self, request: &mut request::Parts, _: &Bytes) -> Result<(), Refusal> {
+        // The answer is for others too, who may not read what this one reads.
+        request.headers.remove(http::header::ACCEPT_ENCODING);
+        Ok(())
+    }
+
+    fn fingerprint(&self, request: &request::Parts, body: &Bytes) -> Fingerprint {
+        let query = request.uri.query().map_or(String::new(), |query| format!("?{query}"));
+        let parts = [request.method.as_str().as_bytes(), request.uri.path().as_bytes(), query.as_bytes(), body];
+        Fingerprint::new("http-sha256-v1", parts.into_iter().fold(sha2::Digest::new(), framed))
+    }
+
+    fn keep(&self, answer: &response::Parts, _: Option<&HeaderMap>) -> Keep {
+        (self.keep)(answer.status)
+    }
+
+    fn code(&self, answer: &response::Parts) -> i32 {
+        answer.status.as_u16().into()
+    }
+
+    fn refuse(&self, refusal: &Refusal) -> Response<Full<Bytes>> {
+        problem::response(refusal, &self.header, self.in_progress)
+    }
+
+    fn replayed(&self) -> HeaderName {
+        HeaderName::from_static("idempotent-replayed")
+    }
+}
+
+impl<S> Layer<S> for HttpLayer {
+    type Service = HttpService<S>;
+
+    fn layer(&self, inner: S) -> HttpService<S> {
+        let exchange = Exchange { options: self.options.clone(), protocol: self.protocol.clone() };
+        HttpService { inner, exchange: Arc::new(exchange) }
+    }
+}
+
+/// A service whose requests are safe to retry; made by [`HttpLayer`].
+#[derive(Clone)]
+pub struct HttpService<S> {
+    inner: S,
+    exchange: Arc<Exchange<Http>>,
+}
+
+impl<S, B, R> Service<Request<B>> for HttpService<S>
+where
+    S: Service<Request<B>, Response = Response<R>> + Clone + Send + 'static,
+    S::Future: Send,
+    S::Error: Send,
+    B: Body + From<Bytes> + Send + 'static,
+    B::Data: Send,
+    B::Error: Send,
+    R: Body<Data = Bytes> + Send + 'static,
+    R::Error: Into<BoxError>,
+{
+    type Response = Response<AnswerBody<R>>;
+    type Error = S::Error;
+    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, S::Error>> + Send>>;
+
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
+        self.inner.poll_ready(context)
+    }
+
+    fn call(&mut self, request: Request<B>) -> Self::Future {
+        // The one that is ready, and not its clone.
+        let clone = self.inner.clone();
+        let mut inner = std::mem::replace(&mut self.inner, clone);
+        if self.exchange.protocol.methods.contains(request.method()) {
+            return Box::pin(self.exchange.clone().handle(inner, request, B::from));
+        }
+        Box::pin(async move { inner.call(request).await.map(|answer| answer.map(AnswerBody::inner)) })
+    }
+}
+
+impl fmt::Debug for HttpLayer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("HttpLayer").field("namespace", &self.options.namespace).finish_non_exhaustive()
+    }
+}
+
+impl<S> fmt::Debug for HttpService<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("HttpService").finish_non_exhaustive()
+    }
+}

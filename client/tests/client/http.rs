@@ -1,0 +1,624 @@
+//! The `Idempotency-Key` header, through real sockets, by HTTP/1.1 and HTTP/2.
+
+use std::{
+    convert::Infallible,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use axum::{
+    Router,
+    body::Body,
+    extract::Request as AxumRequest,
+    response::Response,
+    routing::{any, post as on_post},
+};
+use bytes::Bytes;
+use futures_util::stream;
+use http::{HeaderMap, HeaderName, Method, Request, StatusCode, request::Parts};
+use http_body_util::{BodyExt, StreamBody};
+use hyper::body::Frame;
+use onceward_client::{Client, Lease, http::HttpLayer, http::Keep};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpStream,
+};
+
+use crate::{
+    proxy::{Fault, Proxy},
+    support::{MILLISECOND, SECOND, World, direct, eventually, is_free, key, within, world, world_of},
+    web::{Answer, Gate, Version, Web, post},
+};
+
+const VERSIONS: [Version; 2] = [Version::One, Version::Two];
+
+/// How often a handler has run.
+#[derive(Clone, Default)]
+struct Runs(Arc<AtomicUsize>);
+
+impl Runs {
+    fn count(&self) -> usize {
+        self.0.fetch_add(1, Ordering::SeqCst) + 1
+    }
+
+    fn so_far(&self) -> usize {
+        self.0.load(Ordering::SeqCst)
+    }
+}
+
+/// On behalf of the user in a header, as an authenticating layer would put it among the extensions.
+fn user(request: &Parts) -> String {
+    request.headers.get("x-user").map(|user| user.to_str().unwrap().to_owned()).unwrap_or_default()
+}
+
+fn layer(client: &Client) -> HttpLayer {
+    HttpLayer::new(client.clone(), "tests", user)
+}
+
+/// Answers with how often it has run and what it was sent, on every path and method.
+fn echo(runs: &Runs) -> Router {
+    let runs = runs.clone();
+    let handler = async move |request: AxumRequest| {
+        let run = runs.count();
+        let lease = request.extensions().get::<Lease>().map(Lease::attempt);
+        let body = request.into_body().collect().await.unwrap().to_bytes();
+        let mut response = Response::new(Body::from(format!("{run} {lease:?} {body:?}")));
+        *response.status_mut() = StatusCode::CREATED;
+        response
+    };
+    Router::new().fallback(handler)
+}
+
+/// Always answers this.
+fn answering(runs: &Runs, answer: impl Fn(usize) -> Response + Clone + Send + Sync + 'static) -> Router {
+    let runs = runs.clone();
+    Router::new().fallback(async move || answer(runs.count()))
+}
+
+fn status(status: u16) -> Response {
+    Response::builder().status(status).body(Body::from(format!("status {status}"))).unwrap()
+}
+
+#[tokio::test]
+async fn a_request_that_is_sent_again_gets_the_answer_of_the_first() {
+    let (world, runs) = (world().await, Runs::default());
+    let router = answering(&runs, |run| {
+        let answer = Response::builder().status(201).header("x-list", "1").header("location", "/orders/1");
+        let answer =
+            answer.header("set-cookie", "session=1").header("x-list", "2").header("content-type", "text/plain");
+        answer.body(Body::from(vec![b'0' + run as u8, 0xff, 0])).unwrap()
+    });
+    let web = Web::layered(router, layer(&world.client)).await;
+    for (n, version) in VERSIONS.into_iter().enumerate() {
+        let key = format!("k{n}");
+        let first = web.post(version, "/pay", &key, "100").await;
+        assert!(!first.is_replay() && first.header("set-cookie").is_some());
+        for version in VERSIONS {
+            let again = web.post(version, "/pay", &key, "100").await;
+            assert!(again.is_replay());
+            assert_eq!((again.status, &again.body), (StatusCode::CREATED, &first.body));
+            assert_eq!(again.headers.get_all("x-list").iter().collect::<Vec<_>>(), ["1", "2"]);
+            assert_eq!(
+                (again.header("location"), again.header("content-type")),
+                (Some("/orders/1"), Some("text/plain"))
+            );
+            assert_eq!((again.header("set-cookie"), again.header("content-length")), (None, Some("3")));
+            assert_eq!(again.headers.get_all("content-length").iter().count(), 1);
+        }
+    }
+    assert_eq!(runs.so_far(), 2);
+}
+
+#[tokio::test]
+async fn empty_and_falsy_answers_are_replayed_byte_for_byte() {
+    let (world, runs) = (world().await, Runs::default());
+    let web = Web::layered(
+        Router::new().fallback({
+            let runs = runs.clone();
+            async move |body: Bytes| {
+                runs.count();
+                Response::builder().status(202).body(Body::from(body)).unwrap()
+            }
+        }),
+        layer(&world.client),
+    )
+    .await;
+    let bodies = [&b""[..], b"0", b"false", b"null", b"{\"bb\":1,\"a\":1.10,\"bb\":2}", b"\xff\xfe"];
+    for (n, body) in bodies.iter().enumerate() {
+        for replay in [false, true] {
+            let answer = web.post(Version::One, "/", &n.to_string(), *body).await;
+            assert_eq!((answer.status.as_u16(), answer.body.as_ref(), answer.is_replay()), (202, *body, replay));
+        }
+    }
+    assert_eq!(runs.so_far(), bodies.len());
+}
+
+#[tokio::test]
+async fn quoted_and_bare_are_one_key_and_what_is_no_key_is_refused() {
+    let (world, runs) = (world().await, Runs::default());
+    let web = Web::layered(echo(&runs), layer(&world.client)).await;
+    assert!(!web.post(Version::One, "/", "k-1", "").await.is_replay());
+    assert!(web.post(Version::One, "/", "\"k-1\"", "").await.is_replay());
+    // Keys are compared byte for byte.
+    assert!(!web.post(Version::One, "/", "K-1", "").await.is_replay());
+    let long = "k".repeat(256);
+    for version in VERSIONS {
+        for malformed in ["", "\"\"", "K, K", "\"k-1", "\"k-1\";p=1", &long] {
+            let answer = web.post(version, "/", malformed, "").await;
+            assert_eq!((answer.status.as_u16(), answer.problem().as_str()), (400, "key-malformed"), "{malformed}");
+        }
+        for bytes in [&b"\xc3\xa9"[..], b"\xff"] {
+            let mut request = post("/", "k", "");
+            request.headers_mut().insert("idempotency-key", bytes.try_into().unwrap());
+            assert_eq!(web.send(version, request).await.unwrap().problem(), "key-malformed");
+        }
+        let mut twice = post("/", "k", "");
+        twice.headers_mut().append("Idempotency-Key", "k".parse().unwrap());
+        assert_eq!(web.send(version, twice).await.unwrap().problem(), "key-malformed");
+    }
+    assert_eq!(runs.so_far(), 2);
+}
+
+#[tokio::test]
+async fn the_same_key_for_another_request_is_refused() {
+    let (world, runs) = (world().await, Runs::default());
+    let web = Web::layered(echo(&runs), layer(&world.client)).await;
+    web.post(Version::One, "/pay?to=ann&a=&b=c", "k", "100").await;
+    let patch = Request::patch("/pay?to=ann&a=&b=c").header("idempotency-key", "k").body(Bytes::from("100")).unwrap();
+    let others = [
+        post("/pay?to=bob&a=&b=c", "k", "100"),
+        post("/pay?to=ann&a=&b=", "k", "c100"),
+        post("/pay?to=ann&a=&b=c", "k", "1000"),
+        post("/pay?to=ann&a=b&c=", "k", "100"),
+        post("/pay", "k", "?to=ann&a=&b=c100"),
+        post("/other?to=ann&a=&b=c", "k", "100"),
+        patch,
+    ];
+    for other in others {
+        let described = format!("{other:?}");
+        let answer = web.send(Version::One, other).await.unwrap();
+        assert_eq!((answer.status.as_u16(), answer.problem().as_str()), (422, "key-reused"), "{described}");
+    }
+    assert!(web.post(Version::One, "/pay?to=ann&a=&b=c", "k", "100").await.is_replay());
+    assert_eq!(runs.so_far(), 1);
+}
+
+#[tokio::test]
+async fn one_users_key_never_meets_anothers() {
+    let (world, runs) = (world().await, Runs::default());
+    let web = Web::layered(echo(&runs), layer(&world.client)).await;
+    let by = |user: &str| {
+        let mut request = post("/", "k", "");
+        request.headers_mut().insert("x-user", user.parse().unwrap());
+        request
+    };
+    for user in ["ann", "bob"] {
+        assert!(!web.send(Version::One, by(user)).await.unwrap().is_replay());
+        assert!(web.send(Version::One, by(user)).await.unwrap().is_replay());
+    }
+    assert_eq!(runs.so_far(), 2);
+}
+
+#[tokio::test]
+async fn safe_methods_pass_and_a_key_may_be_required() {
+    let (world, runs) = (world().await, Runs::default());
+    let web = Web::layered(echo(&runs), layer(&world.client).required()).await;
+    for method in [Method::GET, Method::HEAD, Method::OPTIONS, Method::PUT, Method::DELETE] {
+        for _ in 0..2 {
+            let request = Request::builder().method(&method).uri("/").header("idempotency-key", "k");
+            let answer = web.send(Version::One, request.body(Bytes::new()).unwrap()).await.unwrap();
+            assert!(answer.status == 201 && !answer.is_replay());
+        }
+    }
+    assert_eq!(runs.so_far(), 10);
+    assert!(world.client.lookup(key("k")).await.unwrap().is_none());
+    let without = Request::post("/").body(Bytes::from("100")).unwrap();
+    let answer = web.send(Version::One, without.clone()).await.unwrap();
+    assert_eq!((answer.status.as_u16(), answer.problem().as_str()), (400, "key-missing"));
+
+    let optional = Web::layered(echo(&runs), layer(&world.client)).await;
+    assert_eq!(optional.send(Version::One, without).await.unwrap().body, "11 None b\"100\"");
+}
+
+#[tokio::test]
+async fn header_and_methods_can_be_chosen() {
+    let (world, runs) = (world().await, Runs::default());
+    let layer = layer(&world.client).header(HeaderName::from_static("x-request-id")).methods([Method::PUT]);
+    let web = Web::layered(echo(&runs), layer).await;
+    let put = || Request::put("/").header("X-Request-Id", "k").body(Bytes::new()).unwrap();
+    assert!(!web.send(Version::Two, put()).await.unwrap().is_replay());
+    assert!(web.send(Version::Two, put()).await.unwrap().is_replay());
+    assert!(!web.post(Version::Two, "/", "k", "").await.is_replay());
+}
+
+#[tokio::test]
+async fn while_one_is_in_progress_others_are_told_or_wait() {
+    let (world, gate) = (world().await, Gate::default());
+    let router = || {
+        let gate = gate.clone();
+        Router::new().fallback(async move || {
+            gate.pass().await;
+            "done"
+        })
+    };
+    let told = Arc::new(Web::layered(router(), layer(&world.client)).await);
+    let early = Web::layered(router(), layer(&world.client).too_early()).await;
+    let waiting = Web::layered(router(), layer(&world.client).wait(20 * SECOND)).await;
+    let first = tokio::spawn({
+        let told = told.clone();
+        async move { told.post(Version::One, "/", "k", "").await }
+    });
+    gate.begun().await;
+    let answer = told.post(Version::One, "/", "k", "").await;
+    assert_eq!(
+        (answer.status.as_u16(), answer.problem().as_str(), answer.header("retry-after")),
+        (409, "in-progress", Some("1"))
+    );
+    let answer = early.post(Version::One, "/", "k", "").await;
+    assert_eq!((answer.status.as_u16(), answer.problem().as_str()), (425, "in-progress"));
+    let waits = tokio::spawn(async move { waiting.post(Version::One, "/", "k", "").await });
+    tokio::time::sleep(100 * MILLISECOND).await;
+    assert!(!waits.is_finished());
+    gate.open();
+    assert_eq!(within(5 * SECOND, first).await.unwrap().body, "done");
+    let waited = within(5 * SECOND, waits).await.unwrap();
+    assert!(waited.is_replay() && waited.body == "done");
+}
+
+#[tokio::test]
+async fn what_an_answer_means_for_its_key_is_said_by_its_status() {
+    let (world, runs) = (world().await, Runs::default());
+    let runs_of = runs.clone();
+    let router = Router::new().route(
+        "/{status}",
+        any(async move |axum::extract::Path(code): axum::extract::Path<u16>| {
+            runs_of.count();
+            status(code)
+        }),
+    );
+    let web = Web::layered(router, layer(&world.client)).await;
+    for (code, next, ran) in [
+        (200, "replay", 1),
+        (204, "replay", 1),
+        (301, "replay", 1),
+        (400, "replay", 1),
+        (404, "replay", 1),
+        (422, "replay", 1),
+        (408, "again", 2),
+        (425, "again", 2),
+        (429, "again", 2),
+        (503, "again", 2),
+        (500, "held", 1),
+        (502, "held", 1),
+        (504, "held", 1),
+    ] {
+        let (before, path, key) = (runs.so_far(), format!("/{code}"), format!("k{code}"));
+        let first = web.post(Version::One, &path, &key, "").await;
+        assert_eq!((first.status.as_u16(), first.is_replay()), (code, false));
+        let second = web.post(Version::One, &path, &key, "").await;
+        match next {
+            "replay" => assert!(second.is_replay() && second.status == code, "{code}"),
+            "again" => assert!(!second.is_replay() && second.status == code, "{code}"),
+            _ => assert_eq!(second.problem(), "in-progress", "{code}"),
+        }
+        assert_eq!(runs.so_far() - before, ran, "{code}");
+    }
+    let all = layer(&world.client).keep(|_| Keep::Store);
+    let web = Web::layered(answering(&runs, |_| status(500)), all).await;
+    web.post(Version::One, "/", "all", "").await;
+    assert!(web.post(Version::One, "/", "all", "").await.is_replay());
+}
+
+#[tokio::test]
+async fn a_panic_leaves_the_key_to_the_end_of_its_lock() {
+    let (world, runs) = (world().await, Runs::default());
+    let runs_of = runs.clone();
+    let router = Router::new().fallback(async move || -> &'static str {
+        match runs_of.count() {
+            1 => panic!("on purpose"),
+            _ => "second",
+        }
+    });
+    let web = Web::layered(router, layer(&world.client).lock_ttl(300 * MILLISECOND)).await;
+    assert!(web.send(Version::One, post("/", "k", "")).await.is_err());
+    assert_eq!(web.post(Version::One, "/", "k", "").await.problem(), "in-progress");
+    eventually("the lock runs out", async || web.post(Version::One, "/", "k", "").await.body == "second").await;
+    assert_eq!(runs.so_far(), 2);
+}
+
+#[tokio::test]
+async fn an_outcome_that_nobody_knows_is_told_without_a_time_to_retry() {
+    let (world, runs) = (world().await, Runs::default());
+    let web =
+        Web::layered(answering(&runs, |_| status(500)), layer(&world.client).hold().lock_ttl(50 * MILLISECOND)).await;
+    web.post(Version::One, "/", "k", "").await;
+    eventually("it is in doubt", async || {
+        let answer = web.post(Version::One, "/", "k", "").await;
+        assert_eq!(answer.status, 409);
+        answer.problem() == "in-doubt" && answer.header("retry-after").is_none()
+    })
+    .await;
+    assert_eq!(runs.so_far(), 1);
+}
+
+#[tokio::test]
+async fn a_handler_runs_to_its_end_although_its_caller_hangs_up() {
+    let (world, runs, gate) = (world().await, Runs::default(), Gate::default());
+    let (runs_of, gate_of) = (runs.clone(), gate.clone());
+    let router = Router::new().fallback(async move || {
+        runs_of.count();
+        gate_of.pass().await;
+        "done"
+    });
+    let web = Arc::new(Web::layered(router, layer(&world.client)).await);
+    for (n, version) in VERSIONS.into_iter().enumerate() {
+        let key = format!("k{n}");
+        let leaving = tokio::spawn({
+            let (web, key) = (web.clone(), key.clone());
+            async move { web.post(version, "/", &key, "").await }
+        });
+        gate.begun().await;
+        leaving.abort();
+        assert!(leaving.await.unwrap_err().is_cancelled());
+        tokio::time::sleep(50 * MILLISECOND).await;
+        gate.open();
+        eventually("the answer is stored", async || {
+            let answer = web.post(version, "/", &key, "").await;
+            answer.is_replay() && answer.body == "done"
+        })
+        .await;
+        assert_eq!(runs.so_far(), n + 1);
+    }
+}
+
+#[tokio::test]
+async fn a_body_over_the_limit_and_a_bad_key_are_answered_and_not_reset() {
+    let (world, runs) = (world().await, Runs::default());
+    let web = Web::layered(echo(&runs), layer(&world.client)).await;
+    for version in VERSIONS {
+        let large = web.post(version, "/", "k", vec![b'x'; 10 << 20]).await;
+        assert_eq!((large.status.as_u16(), large.problem().as_str()), (413, "body-too-large"));
+        let malformed = web.post(version, "/", "", vec![b'x'; 10 << 20]).await;
+        assert_eq!((malformed.status.as_u16(), malformed.problem().as_str()), (400, "key-malformed"));
+    }
+    // One that does not say its length, and breaks off: nothing is handled.
+    let mut stream = TcpStream::connect(web.address).await.unwrap();
+    stream
+        .write_all(
+            b"POST / HTTP/1.1\r\nhost: a\r\nidempotency-key: k\r\ntransfer-encoding: chunked\r\n\r\n3\r\nabc\r\n",
+        )
+        .await
+        .unwrap();
+    drop(stream);
+    tokio::time::sleep(50 * MILLISECOND).await;
+    assert_eq!(runs.so_far(), 0);
+    assert!(web.post(Version::One, "/", "k", vec![b'x'; 2 << 20]).await.status.is_success());
+}
+
+#[tokio::test]
+async fn an_answer_too_large_to_be_stored_reaches_the_first_caller_whole_and_nobody_acts_again() {
+    let (world, runs) = (world().await, Runs::default());
+    let router = answering(&runs, |_| {
+        let chunks = (0..80).map(|n| Ok::<_, Infallible>(Bytes::from(vec![n; 64 << 10])));
+        Response::builder().status(201).body(Body::from_stream(stream::iter(chunks))).unwrap()
+    });
+    let web = Web::layered(router, layer(&world.client)).await;
+    for (n, version) in VERSIONS.into_iter().enumerate() {
+        let key = format!("k{n}");
+        let first = web.post(version, "/", &key, "").await;
+        assert_eq!((first.status.as_u16(), first.body.len(), first.body[40 * (64 << 10)]), (201, 80 * (64 << 10), 40));
+        let again = web.post(version, "/", &key, "").await;
+        assert_eq!((again.status.as_u16(), again.problem().as_str()), (409, "answer-not-kept"));
+        let problem: serde_json::Value = serde_json::from_slice(&again.body).unwrap();
+        assert_eq!(problem["original_status"], 201);
+        assert_eq!(again.header("retry-after"), None);
+    }
+    assert_eq!(runs.so_far(), 2);
+
+    let many_headers = answering(&runs, |_| {
+        (0..65)
+            .fold(Response::builder(), |answer, n| answer.header(format!("x-{n}"), "v"))
+            .body(Body::from("ok"))
+            .unwrap()
+    });
+    let web = Web::layered(many_headers, layer(&world.client)).await;
+    assert_eq!(web.post(Version::One, "/", "headers", "").await.body, "ok");
+    assert_eq!(web.post(Version::One, "/", "headers", "").await.problem(), "answer-not-kept");
+}
+
+#[tokio::test]
+async fn an_answer_that_fails_midway_is_never_stored() {
+    let (world, runs) = (world().await, Runs::default());
+    let router = answering(&runs, |_| {
+        let chunks = (0..5).map(|n| if n < 4 { Ok(Bytes::from(vec![b'x'; 75 << 10])) } else { Err("broken") });
+        Response::new(Body::from_stream(stream::iter(chunks)))
+    });
+    let web = Web::layered(router, layer(&world.client).lock_ttl(20 * SECOND)).await;
+    for (n, version) in VERSIONS.into_iter().enumerate() {
+        let key = format!("k{n}");
+        assert!(web.send(version, post("/", &key, "")).await.is_err());
+        assert_eq!(web.post(version, "/", &key, "").await.problem(), "in-progress");
+    }
+    assert_eq!(runs.so_far(), 2);
+}
+
+#[tokio::test]
+async fn an_endless_stream_begins_at_once_and_is_not_stored() {
+    let (world, runs) = (world().await, Runs::default());
+    let router = answering(&runs, |_| {
+        let events = stream::unfold(0, async |n| {
+            if n > 0 {
+                std::future::pending::<()>().await;
+            }
+            Some((Ok::<_, Infallible>(Bytes::from("data: 1\n\n")), n + 1))
+        });
+        Response::builder().header("content-type", "text/event-stream").body(Body::from_stream(events)).unwrap()
+    });
+    let web = Web::layered(router, layer(&world.client)).await;
+    let mut stream = TcpStream::connect(web.address).await.unwrap();
+    stream.write_all(b"POST / HTTP/1.1\r\nhost: a\r\nidempotency-key: k\r\ncontent-length: 0\r\n\r\n").await.unwrap();
+    let mut read = Vec::new();
+    within(5 * SECOND, async {
+        while !read.ends_with(b"data: 1\n\n\r\n") {
+            assert_ne!(stream.read_buf(&mut read).await.unwrap(), 0);
+        }
+    })
+    .await;
+    assert_eq!(web.post(Version::One, "/", "k", "").await.problem(), "answer-not-kept");
+}
+
+#[tokio::test]
+async fn trailers_are_replayed() {
+    let (world, runs) = (world().await, Runs::default());
+    let router = answering(&runs, |_| {
+        let trailers = HeaderMap::from_iter([(HeaderName::from_static("x-sum"), "7".parse().unwrap())]);
+        let frames = [Frame::data(Bytes::from("body")), Frame::trailers(trailers)].map(Ok::<_, Infallible>);
+        Response::new(Body::new(StreamBody::new(stream::iter(frames))))
+    });
+    let web = Web::layered(router, layer(&world.client)).await;
+    for replay in [false, true] {
+        let answer = web.post(Version::Two, "/", "k", "").await;
+        assert_eq!((answer.body.as_ref(), answer.is_replay()), (&b"body"[..], replay));
+        assert_eq!(answer.trailers.unwrap()["x-sum"], "7");
+    }
+}
+
+#[tokio::test]
+async fn an_answer_is_readable_for_whoever_retries() {
+    let (world, runs) = (world().await, Runs::default());
+    let runs_of = runs.clone();
+    // As a compressing layer inside would.
+    let router = Router::new().fallback(async move |headers: HeaderMap| {
+        runs_of.count();
+        let encoding = headers.get("accept-encoding").map_or("identity", |_| "gzip");
+        Response::builder().header("content-encoding", encoding).body(Body::from("body")).unwrap()
+    });
+    let web = Web::layered(router, layer(&world.client)).await;
+    let mut first = post("/", "k", "");
+    first.headers_mut().insert("accept-encoding", "gzip".parse().unwrap());
+    for request in [first, post("/", "k", "")] {
+        let answer = web.send(Version::One, request).await.unwrap();
+        assert_eq!((answer.header("content-encoding"), answer.body.as_ref()), (Some("identity"), &b"body"[..]));
+    }
+}
+
+#[tokio::test]
+async fn without_the_service_requests_are_refused_or_by_choice_handled() {
+    let (world, runs) = (world_of(|builder| builder.timeout(200 * MILLISECOND)).await, Runs::default());
+    world.proxy.both(Fault::Blackhole);
+    let closed = Web::layered(echo(&runs), layer(&world.client)).await;
+    let answer = closed.post(Version::One, "/", "k", "").await;
+    assert_eq!(
+        (answer.status.as_u16(), answer.problem().as_str(), answer.header("retry-after")),
+        (503, "unavailable", Some("1"))
+    );
+    assert_eq!(runs.so_far(), 0);
+    let open = Web::layered(echo(&runs), layer(&world.client).fail_open()).await;
+    assert_eq!(open.post(Version::One, "/", "k", "100").await.body, "1 None b\"100\"");
+}
+
+#[tokio::test]
+async fn an_answer_waits_a_bounded_time_until_it_is_stored_and_is_stored_later() {
+    let (World { server, proxy, client }, runs) = (world().await, Runs::default());
+    let proxy = Arc::new(proxy);
+    let (runs_of, proxy_of) = (runs.clone(), proxy.clone());
+    let router = Router::new().fallback(async move || {
+        runs_of.count();
+        proxy_of.both(Fault::Blackhole);
+        (StatusCode::CREATED, "done")
+    });
+    let web = Web::layered(router, layer(&client).complete_timeout(200 * MILLISECOND)).await;
+    let answer = within(2 * SECOND, web.post(Version::One, "/", "k", "")).await;
+    assert_eq!((answer.status.as_u16(), answer.body.as_ref()), (201, &b"done"[..]));
+    let observer = direct(&server);
+    assert!(!is_free(&observer, key("k")).await);
+    proxy.both(Fault::None);
+    eventually("it is stored", async || web.post(Version::One, "/", "k", "").await.is_replay()).await;
+    assert_eq!(runs.so_far(), 1);
+}
+
+#[tokio::test]
+async fn the_service_may_be_away_between_the_handler_and_its_answer() {
+    let folder = std::env::temp_dir().join(format!("onceward-http-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let url = format!("--database-url=sqlite:{}", folder.join("http.db").display());
+    let server = onceward_client::testing::Server::with(&[&url]).unwrap();
+    let (address, runs, gate) = (server.address(), Runs::default(), Gate::default());
+    let (runs_of, gate_of) = (runs.clone(), gate.clone());
+    let router = Router::new().fallback(async move || {
+        runs_of.count();
+        gate_of.pass().await;
+        (StatusCode::CREATED, "done")
+    });
+    let web = Arc::new(Web::layered(router, layer(&direct(&server))).await);
+    let posting = tokio::spawn({
+        let web = web.clone();
+        async move { web.post(Version::One, "/", "k", "").await }
+    });
+    gate.begun().await;
+    server.kill();
+    gate.open();
+    tokio::time::sleep(SECOND).await;
+    let _server = onceward_client::testing::Server::on(address, &[&url]).unwrap();
+    let answer = within(10 * SECOND, posting).await.unwrap();
+    assert_eq!((answer.status.as_u16(), answer.is_replay()), (201, false));
+    assert!(web.post(Version::One, "/", "k", "").await.is_replay());
+    assert_eq!(runs.so_far(), 1);
+    std::fs::remove_dir_all(folder).unwrap();
+}
+
+#[tokio::test]
+async fn who_was_overtaken_answers_what_everybody_else_gets() {
+    let (world, runs, gate) = (world().await, Runs::default(), Gate::default());
+    let proxy = Proxy::start(world.server.address()).await;
+    let slow_client = Client::builder([proxy.endpoint()]).lazy().unwrap();
+    let (runs_of, gate_of) = (runs.clone(), gate.clone());
+    let router = Router::new().route(
+        "/",
+        on_post(async move || {
+            let run = runs_of.count();
+            if run == 1 {
+                gate_of.pass().await;
+            }
+            format!("run {run}")
+        }),
+    );
+    let slow = Arc::new(Web::layered(router.clone(), layer(&slow_client).lock_ttl(200 * MILLISECOND)).await);
+    let fast = Web::layered(router, layer(&world.client).wait(10 * SECOND)).await;
+    let first = tokio::spawn({
+        let slow = slow.clone();
+        async move { slow.post(Version::One, "/", "k", "").await }
+    });
+    gate.begun().await;
+    proxy.both(Fault::Blackhole);
+    let second: Answer = within(5 * SECOND, fast.post(Version::One, "/", "k", "")).await;
+    assert_eq!((second.body.as_ref(), second.is_replay()), (&b"run 2"[..], false));
+    proxy.both(Fault::None);
+    gate.open();
+    let first = within(10 * SECOND, first).await.unwrap();
+    assert_eq!((first.body.as_ref(), first.is_replay()), (&b"run 2"[..], true));
+}
+
+#[tokio::test]
+async fn a_crowd_of_the_same_request_is_handled_once() {
+    let (world, runs) = (world().await, Runs::default());
+    let runs_of = runs.clone();
+    let router = Router::new().fallback(async move || {
+        runs_of.count();
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        "done"
+    });
+    let web = Arc::new(Web::layered(router, layer(&world.client).wait(10 * SECOND)).await);
+    let crowd = (0..50).map(|n| {
+        let web = web.clone();
+        tokio::spawn(async move { web.post(VERSIONS[n % 2], "/", "k", "100").await })
+    });
+    for one in crowd.collect::<Vec<_>>() {
+        let answer = within(20 * SECOND, one).await.unwrap();
+        assert_eq!((answer.status.as_u16(), answer.body.as_ref()), (200, &b"done"[..]));
+    }
+    assert_eq!(runs.so_far(), 1);
+}
