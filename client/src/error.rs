@@ -6,7 +6,7 @@ use tonic::{Code, Status};
 use tonic_types::StatusExt;
 
 /// The domain of the service's reasons.
-const DOMAIN: &str = "onceward";
+pub(crate) const DOMAIN: &str = "onceward";
 
 /// Why a call has no answer.
 #[derive(Clone, Debug, thiserror::Error)]

@@ -7,11 +7,13 @@
 
 mod answer;
 mod body;
+mod header;
+mod layer;
 
 use std::{future::Future, sync::Arc, time::Duration};
 
 use bytes::Bytes;
-use http::{HeaderMap, Request, Response, header, request, response};
+use http::{HeaderMap, HeaderName, HeaderValue, Request, Response, header::CONTENT_TYPE, request, response};
 use http_body::Body;
 use http_body_util::Full;
 use metrics::counter;
@@ -19,9 +21,12 @@ use tokio::time::timeout;
 use tower_service::Service;
 use tracing::{error, warn};
 
-pub use self::body::AnswerBody;
 pub(crate) use self::body::BoxError;
 use self::body::{Read, Received};
+pub use self::{
+    body::AnswerBody,
+    layer::{IdempotencyLayer, IdempotencyService},
+};
 use crate::{
     client::Client,
     error::Error,
@@ -38,6 +43,11 @@ const LEASES_LOST: &str = "onceward_client_leases_lost_total";
 /// How many requests were handled without idempotency, because the service could not be reached.
 const FAILED_OPEN: &str = "onceward_client_failed_open_total";
 
+/// The header that carries the key, if nothing is said.
+const KEY: HeaderName = HeaderName::from_static("idempotency-key");
+/// The header that marks a replay.
+const REPLAYED: HeaderName = HeaderName::from_static("idempotent-replayed");
+
 /// Whether, and how, an answer is kept for duplicates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Keep {
@@ -52,8 +62,8 @@ pub enum Keep {
 /// Why a request is not handled.
 #[derive(Clone, Debug)]
 pub(crate) enum Refusal {
-    /// There is no key, and there must be one.
-    KeyMissing,
+    /// There is no key, and there must be one in this header.
+    KeyMissing(HeaderName),
     /// The key cannot be used.
     KeyMalformed(&'static str),
     /// The body is larger than may be.
@@ -78,26 +88,20 @@ pub(crate) enum Refusal {
 
 /// What a protocol has of its own.
 pub(crate) trait Protocol: Send + Sync + 'static {
-    /// The key that a request carries, checked.
-    fn key(&self, headers: &HeaderMap) -> Result<Option<String>, Refusal>;
-
     /// Checks a body, and takes away what would make its answer useless for others.
     fn prepare(&self, request: &mut request::Parts, body: &Bytes) -> Result<(), Refusal>;
 
     /// What tells this request from another.
     fn fingerprint(&self, request: &request::Parts, body: &Bytes) -> Fingerprint;
 
-    /// Whether an answer is to be stored.
-    fn keep(&self, answer: &response::Parts, trailers: Option<&HeaderMap>) -> Keep;
+    /// Whether an answer is to be stored. One that is not whole has more to come, trailers among it.
+    fn keep(&self, answer: &response::Parts, trailers: Option<&HeaderMap>, whole: bool) -> Keep;
 
     /// The code that says how an answer went.
-    fn code(&self, answer: &response::Parts) -> i32;
+    fn code(&self, answer: &response::Parts, trailers: Option<&HeaderMap>) -> i32;
 
     /// A refusal as an answer.
     fn refuse(&self, refusal: &Refusal) -> Response<Full<Bytes>>;
-
-    /// The header that marks a replay.
-    fn replayed(&self) -> header::HeaderName;
 }
 
 /// On whose behalf a request is.
@@ -108,6 +112,7 @@ type Subject = dyn Fn(&request::Parts) -> String + Send + Sync;
 pub(crate) struct Options {
     pub(crate) client: Client,
     pub(crate) namespace: String,
+    pub(crate) header: HeaderName,
     pub(crate) subject: Arc<Subject>,
     pub(crate) required: bool,
     pub(crate) wait: Duration,
@@ -128,6 +133,7 @@ impl Options {
         Self {
             client,
             namespace: namespace.into(),
+            header: KEY,
             subject: Arc::new(subject),
             required: false,
             wait: Duration::ZERO,
@@ -180,13 +186,16 @@ impl<P: Protocol> Exchange<P> {
         R::Error: Into<BoxError>,
     {
         let (mut parts, body) = request.into_parts();
-        let key = match self.protocol.key(&parts.headers) {
+        let key = match header::key(&parts.headers, &self.options.header) {
             Ok(Some(key)) => key,
-            Ok(None) if self.options.required => return Ok(self.refuse_unread(&Refusal::KeyMissing, body).await),
+            Ok(None) if self.options.required => {
+                let refusal = Refusal::KeyMissing(self.options.header.clone());
+                return Ok(self.refuse_unread(&refusal, body).await);
+            }
             Ok(None) => {
                 return inner.call(Request::from_parts(parts, body)).await.map(|answer| answer.map(AnswerBody::inner));
             }
-            Err(refusal) => return Ok(self.refuse_unread(&refusal, body).await),
+            Err(why) => return Ok(self.refuse_unread(&Refusal::KeyMalformed(why), body).await),
         };
         let body = match body::received(body, self.options.body_bytes_max).await {
             Received::Whole(body) => body,
@@ -241,13 +250,11 @@ impl<P: Protocol> Exchange<P> {
     {
         // An error of the service itself says nothing of what was done: the guard is dropped without a word.
         let (parts, body) = work.await?.into_parts();
-        let endless = parts
-            .headers
-            .get(header::CONTENT_TYPE)
-            .is_some_and(|value| value.as_bytes().starts_with(b"text/event-stream"));
+        let endless =
+            parts.headers.get(CONTENT_TYPE).is_some_and(|value| value.as_bytes().starts_with(b"text/event-stream"));
         let read = if endless { Read::endless(body) } else { Read::of(body, answer::BODY_BYTES_MAX).await };
-        let keep = self.protocol.keep(&parts, read.trailers());
-        let code = self.protocol.code(&parts);
+        let keep = self.protocol.keep(&parts, read.trailers(), matches!(read, Read::Whole { .. }));
+        let code = self.protocol.code(&parts, read.trailers());
         let result = match (keep, &read) {
             // It failed midway, and nobody knows what it would have been.
             (_, Read::Broken { .. }) | (Keep::Hold, _) => {
@@ -304,7 +311,7 @@ impl<P: Protocol> Exchange<P> {
             return self.refused(&Refusal::NotKept(finished.result.code));
         }
         let mut response = answer::replayed(finished.result);
-        response.headers_mut().append(self.protocol.replayed(), header::HeaderValue::from_static("true"));
+        response.headers_mut().insert(REPLAYED, HeaderValue::from_static("true"));
         response
     }
 

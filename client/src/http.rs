@@ -20,31 +20,26 @@
 //! # }
 //! ```
 
-mod header;
 mod problem;
 
 use std::{
     collections::HashSet,
-    fmt,
     future::Future,
     pin::Pin,
     sync::Arc,
     task::{Context, Poll},
-    time::Duration,
 };
 
 use bytes::Bytes;
-use http::{HeaderMap, HeaderName, Method, Request, Response, StatusCode, request, response};
+use http::{HeaderMap, Method, Request, Response, StatusCode, request, response};
 use http_body::Body;
 use http_body_util::Full;
-use tower_layer::Layer;
 use tower_service::Service;
-use tracing::warn;
 
-pub use crate::exchange::{AnswerBody, Keep};
+pub use crate::exchange::{AnswerBody, IdempotencyLayer, IdempotencyService, Keep};
 use crate::{
     client::Client,
-    exchange::{BoxError, Exchange, Options, Protocol, Refusal},
+    exchange::{BoxError, Options, Protocol, Refusal},
     fingerprint::{Fingerprint, framed},
 };
 
@@ -68,16 +63,11 @@ use crate::{
 /// its `Accept-Encoding`: compress outside of this layer, so that each caller gets what it can read.
 ///
 /// The handler runs to its end even if its caller hangs up. Which answers are stored is said by [`keep`](Self::keep).
-#[derive(Clone)]
-#[must_use = "a layer does nothing before it is layered"]
-pub struct HttpLayer {
-    options: Options,
-    protocol: Http,
-}
+pub type HttpLayer = IdempotencyLayer<Http>;
 
+/// What HTTP has of its own.
 #[derive(Clone)]
-struct Http {
-    header: HeaderName,
+pub struct Http {
     methods: HashSet<Method>,
     in_progress: StatusCode,
     keep: Arc<dyn Fn(StatusCode) -> Keep + Send + Sync>,
@@ -92,21 +82,12 @@ impl HttpLayer {
         namespace: impl Into<String>,
         subject: impl Fn(&request::Parts) -> String + Send + Sync + 'static,
     ) -> Self {
-        Self {
-            options: Options::new(client, namespace, subject),
-            protocol: Http {
-                header: HeaderName::from_static("idempotency-key"),
-                methods: HashSet::from([Method::POST, Method::PATCH]),
-                in_progress: StatusCode::CONFLICT,
-                keep: Arc::new(keep),
-            },
-        }
-    }
-
-    /// The header that carries the key, in place of `Idempotency-Key`.
-    pub fn header(mut self, header: HeaderName) -> Self {
-        self.protocol.header = header;
-        self
+        let protocol = Http {
+            methods: HashSet::from([Method::POST, Method::PATCH]),
+            in_progress: StatusCode::CONFLICT,
+            keep: Arc::new(keep),
+        };
+        Self { options: Options::new(client, namespace, subject), protocol }
     }
 
     /// The methods whose requests are made safe to retry, in place of POST and PATCH. All others pass, key or not.
@@ -115,58 +96,9 @@ impl HttpLayer {
         self
     }
 
-    /// Refuses requests without a key. Otherwise they pass and are not idempotent.
-    pub fn required(mut self) -> Self {
-        self.options.required = true;
-        self
-    }
-
-    /// How long others wait if this process dies, 30 s by default; while it lives the lock is renewed.
-    pub fn lock_ttl(mut self, lock_ttl: Duration) -> Self {
-        self.options.lock_ttl = Some(lock_ttl);
-        self
-    }
-
-    /// How long answers are replayed, 24 h by default.
-    pub fn retention(mut self, retention: Duration) -> Self {
-        self.options.retention = Some(retention);
-        self
-    }
-
-    /// How long a request waits for another with its key, before it is told that one is in progress; not at all by default.
-    pub fn wait(mut self, wait: Duration) -> Self {
-        self.options.wait = wait;
-        self
-    }
-
     /// Answers 425 Too Early in place of 409 while another request is in progress.
     pub fn too_early(mut self) -> Self {
         self.protocol.in_progress = StatusCode::TOO_EARLY;
-        self
-    }
-
-    /// When a lock runs out nobody takes over: the key is in doubt until it is resolved.
-    pub fn hold(mut self) -> Self {
-        self.options.hold = true;
-        self
-    }
-
-    /// Handles requests although the service cannot be reached. A retry then acts again: a bad choice for payments.
-    pub fn fail_open(mut self) -> Self {
-        warn!(namespace = %self.options.namespace, "requests are handled without idempotency while the service is away");
-        self.options.fail_open = true;
-        self
-    }
-
-    /// The largest body of a keyed request, 2 MiB by default.
-    pub fn body_bytes_max(mut self, bytes: usize) -> Self {
-        self.options.body_bytes_max = bytes;
-        self
-    }
-
-    /// How long an answer waits until it is stored, 10 s by default. Then it goes out, and is stored when it can be.
-    pub fn complete_timeout(mut self, timeout: Duration) -> Self {
-        self.options.complete_timeout = timeout;
         self
     }
 
@@ -189,10 +121,6 @@ fn keep(status: StatusCode) -> Keep {
 }
 
 impl Protocol for Http {
-    fn key(&self, headers: &HeaderMap) -> Result<Option<String>, Refusal> {
-        header::key(headers, &self.header).map_err(Refusal::KeyMalformed)
-    }
-
     fn prepare(&self, request: &mut request::Parts, _: &Bytes) -> Result<(), Refusal> {
         // The answer is for others too, who may not read what this one reads.
         request.headers.remove(http::header::ACCEPT_ENCODING);
@@ -205,40 +133,20 @@ impl Protocol for Http {
         Fingerprint::new("http-sha256-v1", parts.into_iter().fold(sha2::Digest::new(), framed))
     }
 
-    fn keep(&self, answer: &response::Parts, _: Option<&HeaderMap>) -> Keep {
+    fn keep(&self, answer: &response::Parts, _: Option<&HeaderMap>, _: bool) -> Keep {
         (self.keep)(answer.status)
     }
 
-    fn code(&self, answer: &response::Parts) -> i32 {
+    fn code(&self, answer: &response::Parts, _: Option<&HeaderMap>) -> i32 {
         answer.status.as_u16().into()
     }
 
     fn refuse(&self, refusal: &Refusal) -> Response<Full<Bytes>> {
-        problem::response(refusal, &self.header, self.in_progress)
-    }
-
-    fn replayed(&self) -> HeaderName {
-        HeaderName::from_static("idempotent-replayed")
+        problem::response(refusal, self.in_progress)
     }
 }
 
-impl<S> Layer<S> for HttpLayer {
-    type Service = HttpService<S>;
-
-    fn layer(&self, inner: S) -> HttpService<S> {
-        let exchange = Exchange { options: self.options.clone(), protocol: self.protocol.clone() };
-        HttpService { inner, exchange: Arc::new(exchange) }
-    }
-}
-
-/// A service whose requests are safe to retry; made by [`HttpLayer`].
-#[derive(Clone)]
-pub struct HttpService<S> {
-    inner: S,
-    exchange: Arc<Exchange<Http>>,
-}
-
-impl<S, B, R> Service<Request<B>> for HttpService<S>
+impl<S, B, R> Service<Request<B>> for IdempotencyService<S, Http>
 where
     S: Service<Request<B>, Response = Response<R>> + Clone + Send + 'static,
     S::Future: Send,
@@ -258,24 +166,10 @@ where
     }
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
-        // The one that is ready, and not its clone.
-        let clone = self.inner.clone();
-        let mut inner = std::mem::replace(&mut self.inner, clone);
+        let mut inner = self.take_inner();
         if self.exchange.protocol.methods.contains(request.method()) {
             return Box::pin(self.exchange.clone().handle(inner, request, B::from));
         }
         Box::pin(async move { inner.call(request).await.map(|answer| answer.map(AnswerBody::inner)) })
-    }
-}
-
-impl fmt::Debug for HttpLayer {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("HttpLayer").field("namespace", &self.options.namespace).finish_non_exhaustive()
-    }
-}
-
-impl<S> fmt::Debug for HttpService<S> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("HttpService").finish_non_exhaustive()
     }
 }

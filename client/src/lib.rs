@@ -60,6 +60,8 @@ mod once;
 // A request and its answer, made safe to retry: of HTTP, and of gRPC.
 #[cfg(feature = "_exchange")]
 mod exchange;
+#[cfg(feature = "grpc")]
+pub mod grpc;
 #[cfg(feature = "http")]
 pub mod http;
 

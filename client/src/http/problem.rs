@@ -1,7 +1,7 @@
 //! Refusals as problems of RFC 9457, whose `type` never changes.
 
 use bytes::Bytes;
-use http::{HeaderName, HeaderValue, Response, StatusCode, header};
+use http::{HeaderValue, Response, StatusCode, header};
 use http_body_util::Full;
 use serde_json::{Value, json};
 
@@ -11,9 +11,9 @@ use crate::exchange::Refusal;
 const TYPE: &str = "urn:onceward:problem:";
 
 /// A refusal as an answer.
-pub(super) fn response(refusal: &Refusal, name: &HeaderName, in_progress: StatusCode) -> Response<Full<Bytes>> {
+pub(super) fn response(refusal: &Refusal, in_progress: StatusCode) -> Response<Full<Bytes>> {
     let (status, kind, title) = match refusal {
-        Refusal::KeyMissing => (StatusCode::BAD_REQUEST, "key-missing", "The request needs an idempotency key"),
+        Refusal::KeyMissing(_) => (StatusCode::BAD_REQUEST, "key-missing", "The request needs an idempotency key"),
         Refusal::KeyMalformed(_) => (StatusCode::BAD_REQUEST, "key-malformed", "The idempotency key is malformed"),
         Refusal::BodyUnusable(_) => (StatusCode::BAD_REQUEST, "body-unusable", "The body cannot be used"),
         Refusal::BodyTooLarge => (StatusCode::PAYLOAD_TOO_LARGE, "body-too-large", "The body is too large"),
@@ -39,7 +39,7 @@ pub(super) fn response(refusal: &Refusal, name: &HeaderName, in_progress: Status
     };
     let mut problem = json!({ "type": format!("{TYPE}{kind}"), "title": title, "status": status.as_u16() });
     match refusal {
-        Refusal::KeyMissing => problem["detail"] = format!("send one in the header {name}").into(),
+        Refusal::KeyMissing(header) => problem["detail"] = format!("send one in the header {header}").into(),
         Refusal::KeyMalformed(why) | Refusal::BodyUnusable(why) => problem["detail"] = Value::from(*why),
         Refusal::NotKept(status) => problem["original_status"] = Value::from(*status),
         _ => {}

@@ -4,6 +4,8 @@
 
 mod coalescing;
 mod fake;
+mod grpc;
+mod grpc_service;
 mod guard;
 mod http;
 mod once;
