@@ -158,7 +158,7 @@ impl Client {
     }
 
     /// Runs a task that nobody's leaving ends, on the runtime that calls.
-    #[cfg(feature = "_exchange")]
+    #[cfg(any(feature = "_exchange", feature = "ledger"))]
     pub(crate) fn spawn_here<T: Send + 'static>(
         &self,
         task: impl Future<Output = T> + Send + 'static,

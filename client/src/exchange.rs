@@ -35,7 +35,7 @@ use crate::{
     key::Key,
     proto::RecordStatus,
     reserve::{Reservation, Reserve},
-    result::{Finished, StoredResult},
+    result::{BODY_BYTES_MAX, Finished, StoredResult},
 };
 
 /// How many answers were not stored because their lease was lost.
@@ -252,7 +252,7 @@ impl<P: Protocol> Exchange<P> {
         let (parts, body) = work.await?.into_parts();
         let endless =
             parts.headers.get(CONTENT_TYPE).is_some_and(|value| value.as_bytes().starts_with(b"text/event-stream"));
-        let read = if endless { Read::endless(body) } else { Read::of(body, answer::BODY_BYTES_MAX).await };
+        let read = if endless { Read::endless(body) } else { Read::of(body, BODY_BYTES_MAX).await };
         let keep = self.protocol.keep(&parts, read.trailers(), matches!(read, Read::Whole { .. }));
         let code = self.protocol.code(&parts, read.trailers());
         let result = match (keep, &read) {

@@ -57,6 +57,8 @@ mod reserve;
 mod codec;
 mod once;
 
+// Finishing in place of a holder.
+mod resolve;
 // A request and its answer, made safe to retry: of HTTP, and of gRPC.
 #[cfg(feature = "_exchange")]
 mod exchange;
@@ -64,6 +66,9 @@ mod exchange;
 pub mod grpc;
 #[cfg(feature = "http")]
 pub mod http;
+// Effects in the caller's own Postgres, exactly once.
+#[cfg(feature = "ledger")]
+pub mod ledger;
 
 pub use self::{
     builder::{BuildError, ClientBuilder},
@@ -76,6 +81,7 @@ pub use self::{
     lease::Lease,
     once::{Failure, Once, OnceError, Outcome, Source},
     reserve::{InDoubt, InProgress, Reservation, Reserve},
+    resolve::Resolution,
     result::{Finished, StoredResult},
 };
 

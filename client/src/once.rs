@@ -17,8 +17,6 @@ use crate::{
 
 /// How long to wait for somebody else who is at it, if nothing is said.
 const WAIT: Duration = Duration::from_secs(10);
-/// What a result may have: the service takes a mebibyte.
-const RESULT_BYTES_MAX: usize = 1 << 20;
 
 /// An operation to be done once. See [`run`](Self::run).
 #[derive(Debug)]
@@ -275,8 +273,9 @@ impl<C> Once<C> {
 /// What is stored of a value; a mark in its place if it cannot be.
 fn kept(encoded: Result<Vec<u8>, CodecError>) -> StoredResult {
     match encoded {
-        Ok(body) if body.len() <= RESULT_BYTES_MAX => StoredResult::new(body),
-        Ok(_) => StoredResult::unstored(0, "too large"),
+        Ok(body) => Some(StoredResult::new(body))
+            .filter(StoredResult::fits)
+            .unwrap_or_else(|| StoredResult::unstored(0, "too large")),
         Err(error) => {
             warn!(%error, "the value of an operation cannot be kept");
             StoredResult::unstored(0, "not encodable")

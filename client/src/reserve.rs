@@ -180,6 +180,11 @@ impl Reserve {
         &self.key
     }
 
+    #[cfg(feature = "ledger")]
+    pub(crate) fn fingerprint_text(&self) -> Option<String> {
+        self.request.fingerprint.clone()
+    }
+
     pub(crate) fn client(&self) -> &Client {
         &self.client
     }

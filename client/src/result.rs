@@ -9,6 +9,13 @@ use crate::proto;
 /// The name of the pair that marks a result whose value could not be kept, with the reason as its value.
 const UNSTORED: &str = "onceward-unstored";
 
+/// The largest body that the service takes.
+pub(crate) const BODY_BYTES_MAX: usize = 1 << 20;
+/// The most pairs that it takes.
+const PAIRS_MAX: usize = 64;
+/// The most bytes of their names and values.
+const PAIRS_BYTES_MAX: usize = 16 << 10;
+
 /// What a duplicate gets back: at most 1 MiB of body and 64 pairs of 16 KiB in all.
 ///
 /// ```
@@ -45,6 +52,12 @@ impl StoredResult {
     pub fn metadata(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
         self.metadata.push((name.into(), value.into()));
         self
+    }
+
+    /// Whether the service takes it.
+    pub(crate) fn fits(&self) -> bool {
+        let pairs: usize = self.metadata.iter().map(|(name, value)| name.len() + value.len()).sum();
+        self.body.len() <= BODY_BYTES_MAX && self.metadata.len() <= PAIRS_MAX && pairs <= PAIRS_BYTES_MAX
     }
 
     /// A result in place of one that could not be kept: the operation has taken effect, and nobody may act again.

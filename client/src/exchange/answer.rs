@@ -9,12 +9,6 @@ use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode, header};
 use super::body::AnswerBody;
 use crate::result::StoredResult;
 
-/// The largest body that is stored: what the service takes.
-pub(super) const BODY_BYTES_MAX: usize = 1 << 20;
-/// The most pairs that the service takes.
-const PAIRS_MAX: usize = 64;
-/// The most bytes of names and values that the service takes.
-const PAIRS_BYTES_MAX: usize = 16 << 10;
 /// What stands before the names of trailers.
 const TRAILER: &str = "trailer:";
 
@@ -58,9 +52,7 @@ pub(super) fn stored(
         headers.iter().filter(|(name, _)| is_stored(name)).map(|(name, value)| (name.to_string(), text(value)));
     let trailers = trailers.into_iter().flatten().map(|(name, value)| (format!("{TRAILER}{name}"), text(value)));
     let metadata: Vec<(String, String)> = headers.chain(trailers).collect();
-    let bytes: usize = metadata.iter().map(|(name, value)| name.len() + value.len()).sum();
-    let fits = metadata.len() <= PAIRS_MAX && bytes <= PAIRS_BYTES_MAX;
-    fits.then(|| StoredResult { code, metadata, body: body.clone() })
+    Some(StoredResult { code, metadata, body: body.clone() }).filter(StoredResult::fits)
 }
 
 /// What duplicates get, as an answer.
@@ -137,6 +129,6 @@ mod tests {
         };
         let is_stored = |count, bytes| stored(200, &headers(count, bytes), &Bytes::new(), None).is_some();
         assert!(is_stored(64, 1) && !is_stored(65, 1));
-        assert!(is_stored(1, PAIRS_BYTES_MAX - 5) && !is_stored(1, PAIRS_BYTES_MAX - 4));
+        assert!(is_stored(1, (16 << 10) - 5) && !is_stored(1, (16 << 10) - 4));
     }
 }

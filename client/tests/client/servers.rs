@@ -24,15 +24,12 @@ use tokio_rustls::{
 
 use crate::{
     proxy::{Fault, Proxy},
-    support::{MILLISECOND, SECOND, acquired, completed, direct, key, server, within},
+    support::{MILLISECOND, SECOND, acquired, completed, database, direct, key, server, within},
 };
 
 /// Two servers on one database. They are on threads of their own, as they would be on machines of their own.
 async fn two_servers() -> [Server; 2] {
-    let url = onceward_testing::database(|url| async move {
-        onceward::store::migrate(&url.parse().unwrap()).await.unwrap();
-    })
-    .await;
+    let url = database().await;
     [0, 1].map(|_| Server::with(&[&format!("--database-url={url}"), "--drain-timeout=5s"]).unwrap())
 }
 

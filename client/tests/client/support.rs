@@ -2,7 +2,10 @@
 
 use std::{future::Future, time::Duration};
 
-use onceward_client::{Client, ClientBuilder, Error, Guard, Key, Reservation, Reserve, testing::Server};
+use onceward_client::{
+    Client, ClientBuilder, Error, Guard, Key, Reservation, Reserve, ledger::Ledger, testing::Server,
+};
+use sqlx::postgres::PgPoolOptions;
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::proxy::Proxy;
@@ -30,6 +33,22 @@ pub async fn world_of(configure: impl FnOnce(ClientBuilder) -> ClientBuilder) ->
 
 pub fn server() -> Server {
     Server::with(&["--database-url=sqlite::memory:", "--lock-ttl-min=1ms", "--retention-min=1ms"]).unwrap()
+}
+
+/// A database with the tables of the service, those of a ledger, and one for effects.
+pub async fn database() -> String {
+    onceward_testing::database(|url| async move {
+        onceward::store::migrate(&url.parse().unwrap()).await.unwrap();
+        let pool = PgPoolOptions::new().max_connections(1).connect(&url).await.unwrap();
+        let client = Client::builder(["http://127.0.0.1:1"]).disabled(true).lazy().unwrap();
+        let ledger = Ledger::new(client, pool.clone());
+        // It may be made again.
+        ledger.migrate().await.unwrap();
+        ledger.migrate().await.unwrap();
+        sqlx::query("CREATE TABLE effect (key text NOT NULL, by_whom text NOT NULL)").execute(&pool).await.unwrap();
+        pool.close().await;
+    })
+    .await
 }
 
 /// A client that goes to the server directly.

@@ -1,0 +1,438 @@
+//! [`Ledger`]: effects in the caller's own Postgres, exactly once.
+//!
+//! A reservation alone cannot promise that: a process may stop after its effect and before it says so, and after the lock
+//! somebody else acts again. Here a receipt is committed *with* the effect, in one transaction, and whoever comes later
+//! finds it. The receipt is inserted first, so that a rival that acts at the same time waits, and then finds it too. So
+//! there is one effect for a key with expired locks, with crashes at any point, and with several holders at once.
+//!
+//! ```no_run
+//! use onceward_client::{Client, Key, ledger::{Entry, Ledger}};
+//! use sqlx::PgPool;
+//!
+//! # async fn example(client: Client, pool: PgPool) -> Result<(), Box<dyn std::error::Error>> {
+//! let ledger = Ledger::new(client.clone(), pool);
+//! ledger.migrate().await?;
+//!
+//! match ledger.open(client.reserve(Key::new("orders.place", "request-17"))).await? {
+//!     Entry::Open(mut effect) => {
+//!         sqlx::query("INSERT INTO orders (id, cents) VALUES (17, 100)").execute(effect.connection()).await?;
+//!         effect.commit("placed as 17").await?;
+//!     }
+//!     Entry::Completed(result) => println!("placed before: {:?}", result.body),
+//!     Entry::Failed(result) => println!("refused before: {:?}", result.body),
+//!     Entry::InProgress(held) => println!("somebody is at it, come back in {:?}", held.retry_after),
+//!     Entry::InDoubt(doubt) => println!("ask an operator about fence {}", doubt.fence),
+//!     _ => {}
+//! }
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! Every final outcome of a key in ledger mode is a receipt before the service hears of it. An operator's Resolve knows no
+//! ledger: resolve such keys by [`Ledger::resolve`].
+
+mod receipt;
+
+use std::time::Duration;
+
+use sqlx::{PgConnection, PgPool, Postgres, Transaction, error::ErrorKind};
+use tokio::time::timeout;
+use tracing::warn;
+
+use self::receipt::{Outcome, Receipt};
+use crate::{
+    client::Client,
+    error::Error,
+    guard::{Guard, Settled},
+    key::Key,
+    lease::Lease,
+    reserve::{InDoubt, InProgress, Reservation, Reserve},
+    resolve::Resolution,
+    result::StoredResult,
+};
+
+/// The statements that make the table of receipts, for migration tools of your own. They may be run again.
+pub const MIGRATION: &str = include_str!("ledger/migration.sql");
+/// How long an effect that is committed waits until the service knows; it goes on being told.
+const COMPLETE_TIMEOUT: Duration = Duration::from_secs(10);
+/// How often a receipt that was purged in the very moment is looked for.
+const ROUNDS: usize = 3;
+
+/// Effects in a Postgres, exactly once for each key.
+#[derive(Clone, Debug)]
+pub struct Ledger {
+    client: Client,
+    pool: PgPool,
+}
+
+/// What is known of a key.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum Entry {
+    /// It is yours: act on [`Effect::connection`], then commit.
+    Open(Effect),
+    /// The effect was committed before, with this result.
+    Completed(StoredResult),
+    /// The operation has failed for good.
+    Failed(StoredResult),
+    /// Somebody else is at it.
+    InProgress(InProgress),
+    /// Somebody was at it under a lock that is to be held, and has left no receipt.
+    InDoubt(InDoubt),
+}
+
+/// Why there is no entry, or no effect.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum LedgerError {
+    /// The service did not do its part, or would not take the result. Nothing has happened.
+    #[error(transparent)]
+    Service(#[from] Error),
+    /// The database refused. Nothing has happened, and the key is free again.
+    #[error("the database refused: {0}")]
+    Database(#[from] sqlx::Error),
+    /// The connection broke while the effect was being committed. The next attempt finds out whether it was.
+    #[error("nobody knows whether the effect was committed: {0}")]
+    CommitUnknown(sqlx::Error),
+}
+
+impl Ledger {
+    /// Effects in the database of this pool.
+    pub fn new(client: Client, pool: PgPool) -> Self {
+        Self { client, pool }
+    }
+
+    /// The client, to reserve with.
+    pub fn client(&self) -> &Client {
+        &self.client
+    }
+
+    /// Makes the table of receipts, if there is none. Several may do so at once.
+    ///
+    /// # Errors
+    ///
+    /// The database refused.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropped, it goes on.
+    pub async fn migrate(&self) -> Result<(), sqlx::Error> {
+        let pool = self.pool.clone();
+        self.owned(async move {
+            let mut transaction = pool.begin().await?;
+            // Two who make one table at once would get in each other's way.
+            sqlx::query("SELECT pg_advisory_xact_lock(hashtext('onceward_receipt'))")
+                .execute(&mut *transaction)
+                .await?;
+            sqlx::raw_sql(MIGRATION).execute(&mut *transaction).await?;
+            transaction.commit().await
+        })
+        .await
+    }
+
+    /// Reserves a key and opens a transaction for its effect; or says what is known of it.
+    ///
+    /// While a rival's transaction for the same key is open it waits, as long as the session's `lock_timeout` allows.
+    ///
+    /// # Errors
+    ///
+    /// The service or the database did not do its part; nothing has happened.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropped, nothing has happened, and the key is given back.
+    pub async fn open(&self, reserve: Reserve) -> Result<Entry, LedgerError> {
+        let (key, fingerprint) = (reserve.key().clone(), reserve.fingerprint_text());
+        match reserve.await {
+            Ok(Reservation::Acquired(guard)) => self.begin(guard, key, fingerprint).await,
+            Ok(Reservation::Completed(finished)) => Ok(Entry::Completed(finished.result)),
+            Ok(Reservation::Failed(finished)) => Ok(Entry::Failed(finished.result)),
+            Ok(Reservation::InProgress(held)) => Ok(Entry::InProgress(held)),
+            Ok(Reservation::InDoubt(doubt)) => self.settle_doubt(key, doubt).await,
+            // Another request may have had the key since the record of ours expired. The receipt knows whose it is.
+            Err(Error::FingerprintMismatch) => match Receipt::find(&self.pool, &key).await? {
+                Some(receipt) if receipt.may_answer(fingerprint.as_deref()) => Ok(receipt.entry()),
+                _ => Err(Error::FingerprintMismatch.into()),
+            },
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Finishes a reservation in place of its holder, in agreement with the ledger: where there is a receipt, it says how the
+    /// operation ended, whatever `resolution` says. Gives the outcome that counts; nothing, if the next caller is to act.
+    ///
+    /// # Errors
+    ///
+    /// As [`Client::resolve`], and what the database refused.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropped, it goes on.
+    pub async fn resolve(
+        &self,
+        key: Key,
+        fence: i64,
+        resolution: Resolution,
+        force: bool,
+    ) -> Result<Option<Resolution>, LedgerError> {
+        let (client, pool) = (self.client.clone(), self.pool.clone());
+        self.owned(async move {
+            let new = match resolution.clone() {
+                Resolution::Complete(result) => Some(Receipt::new(Outcome::Completed, result)),
+                Resolution::Fail(result) => Some(Receipt::new(Outcome::Failed, result)),
+                Resolution::Retry => None,
+            };
+            // Also where nothing is to be kept: a rival's transaction may be open, and is waited for.
+            let inserted = new.clone().unwrap_or_else(|| Receipt::new(Outcome::Failed, StoredResult::default()));
+            let counts = match inserted.insert(&pool, &key, fence).await? {
+                Inserted::Ours(transaction) if new.is_some() => {
+                    transaction.commit().await.map_err(LedgerError::CommitUnknown)?;
+                    resolution
+                }
+                Inserted::Ours(transaction) => {
+                    transaction.rollback().await?;
+                    resolution
+                }
+                Inserted::Theirs(receipt) => receipt.resolution(),
+            };
+            client.resolve(key, fence, counts.clone(), force).await?;
+            Ok(Some(counts).filter(|counts| *counts != Resolution::Retry))
+        })
+        .await
+    }
+
+    /// Deletes receipts that no retry can ask for any more: those that are older than twice the longest retention that any of
+    /// your keys has. Gives their number.
+    ///
+    /// # Errors
+    ///
+    /// The database refused; some may be deleted.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropped, it ends after the batch that it is at.
+    pub async fn purge(&self, longest_retention: Duration) -> Result<u64, sqlx::Error> {
+        let mut deleted = 0;
+        loop {
+            let pool = self.pool.clone();
+            let age = longest_retention.as_secs_f64() * 2.0;
+            let batch = self
+                .owned(async move { sqlx::query(include_str!("ledger/purge.sql")).bind(age).execute(&pool).await })
+                .await?
+                .rows_affected();
+            deleted += batch;
+            if batch == 0 {
+                return Ok(deleted);
+            }
+        }
+    }
+
+    /// Inserts the receipt, or completes the key by the one that there is.
+    async fn begin(&self, guard: Guard, key: Key, fingerprint: Option<String>) -> Result<Entry, LedgerError> {
+        // Until it is committed nothing has happened, whoever drops it.
+        let guard = guard.release_on_drop();
+        let receipt =
+            Receipt { fingerprint: fingerprint.clone(), ..Receipt::new(Outcome::Completed, StoredResult::default()) };
+        let (pool, of, fence) = (self.pool.clone(), key.clone(), guard.fence());
+        match self.owned(async move { receipt.insert(&pool, &of, fence).await }).await? {
+            Inserted::Ours(transaction) => {
+                Ok(Entry::Open(Effect { ledger: self.clone(), transaction, guard, key, fingerprint }))
+            }
+            Inserted::Theirs(receipt) => {
+                if !receipt.may_answer(fingerprint.as_deref()) {
+                    let _ = guard.release().await;
+                    return Err(Error::FingerprintMismatch.into());
+                }
+                self.tell(guard, &receipt).await;
+                Ok(receipt.entry())
+            }
+        }
+    }
+
+    /// A doubt is none where there is a receipt.
+    async fn settle_doubt(&self, key: Key, doubt: InDoubt) -> Result<Entry, LedgerError> {
+        let Some(receipt) = Receipt::find(&self.pool, &key).await? else { return Ok(Entry::InDoubt(doubt)) };
+        if let Err(error) = self.client.resolve(key, doubt.fence, receipt.resolution(), false).await {
+            warn!(%error, "the service was not told what the ledger says");
+        }
+        Ok(receipt.entry())
+    }
+
+    /// Tells the service what the ledger says. If it does not listen, the next attempt tells it.
+    async fn tell(&self, guard: Guard, receipt: &Receipt) {
+        let told = match receipt.outcome {
+            Outcome::Completed => timeout(COMPLETE_TIMEOUT, guard.complete(receipt.result.clone())).await,
+            Outcome::Failed => timeout(COMPLETE_TIMEOUT, guard.fail(receipt.result.clone())).await,
+        };
+        match told {
+            // Whoever took over finds the receipt as we did.
+            Ok(Ok(Settled { .. }) | Err(Error::LeaseLost)) => {}
+            Ok(Err(error)) => warn!(%error, "the service was not told what the ledger says"),
+            Err(_) => warn!("the service is told later what the ledger says"),
+        }
+    }
+
+    /// Runs database work in a task of its own: a future that is dropped in the middle of a BEGIN leaves its connection in a
+    /// transaction (sqlx 0.8.4 to 0.9.0).
+    async fn owned<T: Send + 'static, E: From<sqlx::Error> + Send + 'static>(
+        &self,
+        work: impl Future<Output = Result<T, E>> + Send + 'static,
+    ) -> Result<T, E> {
+        self.client.spawn_here(work).await.unwrap_or_else(|_| Err(sqlx::Error::WorkerCrashed.into()))
+    }
+}
+
+/// A receipt that was to be inserted.
+enum Inserted {
+    /// It is, in this transaction.
+    Ours(Transaction<'static, Postgres>),
+    /// There is one.
+    Theirs(Receipt),
+}
+
+impl Receipt {
+    /// Inserts it in a new transaction, unless there is one. A rival's that is not committed yet is waited for.
+    async fn insert(&self, pool: &PgPool, key: &Key, fence: i64) -> Result<Inserted, sqlx::Error> {
+        let mut refused = sqlx::Error::RowNotFound;
+        for _ in 0..ROUNDS {
+            let mut transaction = pool.begin().await?;
+            match self.insert_into(&mut transaction, key, fence).await {
+                Ok(()) => return Ok(Inserted::Ours(transaction)),
+                Err(sqlx::Error::Database(error)) if error.kind() == ErrorKind::UniqueViolation => {
+                    transaction.rollback().await?;
+                    if let Some(receipt) = Self::find(pool, key).await? {
+                        return Ok(Inserted::Theirs(receipt));
+                    }
+                    refused = sqlx::Error::Database(error);
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Err(refused)
+    }
+}
+
+/// An effect that is open: a transaction in which the receipt is already.
+///
+/// Dropped, the transaction is rolled back and the key is given back: nothing has happened.
+#[derive(Debug)]
+#[must_use = "an effect that is dropped is rolled back"]
+pub struct Effect {
+    ledger: Ledger,
+    transaction: Transaction<'static, Postgres>,
+    guard: Guard,
+    key: Key,
+    fingerprint: Option<String>,
+}
+
+impl Effect {
+    /// The connection to act on, inside the transaction. Leave beginning and ending it to the effect.
+    pub fn connection(&mut self) -> &mut PgConnection {
+        &mut self.transaction
+    }
+
+    /// The lease. That it is lost endangers nothing here: whoever takes over waits for this transaction.
+    pub fn lease(&self) -> Lease {
+        self.guard.lease()
+    }
+
+    /// Commits the effect with its receipt, and tells the service.
+    ///
+    /// # Errors
+    ///
+    /// [`LedgerError::Database`] if nothing was committed; [`LedgerError::CommitUnknown`] if nobody knows, and the next attempt
+    /// finds out. Once it is committed it is a success, whether the service has heard of it or not.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropped, it goes on.
+    pub async fn commit(self, result: impl Into<StoredResult>) -> Result<(), LedgerError> {
+        let Self { ledger, mut transaction, guard, key, .. } = self;
+        let receipt = Receipt::new(Outcome::Completed, fitting(result.into())?);
+        let owner = ledger.clone();
+        owner
+            .owned(async move {
+                receipt.settle(&mut transaction, &key).await?;
+                // From here on nobody may think that nothing has happened.
+                let guard = guard.seen();
+                match transaction.commit().await {
+                    Ok(()) => {}
+                    Err(error) if is_rolled_back(&error) => {
+                        let _ = timeout(COMPLETE_TIMEOUT, guard.release()).await;
+                        return Err(LedgerError::Database(error));
+                    }
+                    Err(error) => return Err(LedgerError::CommitUnknown(error)),
+                }
+                ledger.tell(guard, &receipt).await;
+                Ok(())
+            })
+            .await
+    }
+
+    /// Rolls the effect back and fails the key for good: duplicates get this result. Gives the outcome that counts, which is
+    /// another one if somebody else has finished meanwhile.
+    ///
+    /// # Errors
+    ///
+    /// As [`commit`](Self::commit).
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropped, it goes on.
+    pub async fn fail(self, result: impl Into<StoredResult>) -> Result<Resolution, LedgerError> {
+        let Self { ledger, transaction, guard, key, fingerprint } = self;
+        let receipt = Receipt { fingerprint, ..Receipt::new(Outcome::Failed, fitting(result.into())?) };
+        let owner = ledger.clone();
+        owner
+            .owned(async move {
+                transaction.rollback().await?;
+                let guard = match receipt.insert(&ledger.pool, &key, guard.fence()).await? {
+                    Inserted::Ours(transaction) => {
+                        let guard = guard.seen();
+                        transaction.commit().await.map_err(LedgerError::CommitUnknown)?;
+                        guard
+                    }
+                    Inserted::Theirs(theirs) => {
+                        ledger.tell(guard, &theirs).await;
+                        return Ok(theirs.resolution());
+                    }
+                };
+                ledger.tell(guard, &receipt).await;
+                Ok(receipt.resolution())
+            })
+            .await
+    }
+
+    /// Rolls the effect back and gives the key back: nothing has happened, and the next caller acts.
+    ///
+    /// # Errors
+    ///
+    /// [`LedgerError::Database`] if the connection broke, which rolls back too.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropped, it goes on.
+    pub async fn release(self) -> Result<(), LedgerError> {
+        let Self { ledger, transaction, guard, .. } = self;
+        ledger
+            .owned(async move {
+                let rolled_back = transaction.rollback().await;
+                let _ = timeout(COMPLETE_TIMEOUT, guard.release()).await;
+                rolled_back.map_err(LedgerError::Database)
+            })
+            .await
+    }
+}
+
+/// A result that the service takes too.
+fn fitting(result: StoredResult) -> Result<StoredResult, Error> {
+    Some(result)
+        .filter(StoredResult::fits)
+        .ok_or_else(|| Error::Invalid("the result is larger than the service takes".into()))
+}
+
+/// Whether a COMMIT was refused for certain: by a constraint that is checked last, or for the sake of another transaction.
+fn is_rolled_back(error: &sqlx::Error) -> bool {
+    let code = error.as_database_error().and_then(|error| error.code());
+    code.is_some_and(|code| code.starts_with("23") || (code.starts_with("40") && code != "40003"))
+}

@@ -1,0 +1,116 @@
+//! [`Receipt`]: what was committed with an effect.
+
+use sqlx::{PgConnection, PgPool, Row};
+
+use super::Entry;
+use crate::{key::Key, resolve::Resolution, result::StoredResult};
+
+/// How an operation ended for good.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Outcome {
+    Completed,
+    Failed,
+}
+
+impl Outcome {
+    fn code(self) -> i16 {
+        match self {
+            Self::Completed => 1,
+            Self::Failed => 2,
+        }
+    }
+}
+
+/// What was committed with an effect.
+#[derive(Clone, Debug)]
+pub(super) struct Receipt {
+    pub(super) fingerprint: Option<String>,
+    pub(super) outcome: Outcome,
+    pub(super) result: StoredResult,
+}
+
+impl Receipt {
+    pub(super) fn new(outcome: Outcome, result: StoredResult) -> Self {
+        Self { fingerprint: None, outcome, result }
+    }
+
+    /// The receipt of a key, if one is committed.
+    pub(super) async fn find(pool: &PgPool, key: &Key) -> Result<Option<Self>, sqlx::Error> {
+        let query =
+            sqlx::query(include_str!("find.sql")).bind(key.namespace()).bind(key.subject_text()).bind(key.value());
+        let Some(row) = query.fetch_optional(pool).await? else { return Ok(None) };
+        let outcome = match row.try_get::<i16, _>("outcome")? {
+            1 => Outcome::Completed,
+            _ => Outcome::Failed,
+        };
+        let metadata: &str = row.try_get("result_metadata")?;
+        let metadata = serde_json::from_str(metadata).map_err(|error| sqlx::Error::Decode(error.into()))?;
+        let body: Vec<u8> = row.try_get("result_body")?;
+        let result = StoredResult { code: row.try_get("result_code")?, metadata, body: body.into() };
+        Ok(Some(Self { fingerprint: row.try_get("fingerprint")?, outcome, result }))
+    }
+
+    /// Inserts it.
+    pub(super) async fn insert_into(
+        &self,
+        connection: &mut PgConnection,
+        key: &Key,
+        fence: i64,
+    ) -> Result<(), sqlx::Error> {
+        let query = sqlx::query(include_str!("insert.sql"))
+            .bind(key.namespace())
+            .bind(key.subject_text())
+            .bind(key.value())
+            .bind(&self.fingerprint)
+            .bind(fence)
+            .bind(self.outcome.code())
+            .bind(self.result.code)
+            .bind(self.metadata()?)
+            .bind(self.result.body.as_ref());
+        query.execute(connection).await.map(drop)
+    }
+
+    /// Adds the result to one that was inserted before the effect.
+    pub(super) async fn settle(&self, connection: &mut PgConnection, key: &Key) -> Result<(), sqlx::Error> {
+        let query = sqlx::query(include_str!("settle.sql"))
+            .bind(key.namespace())
+            .bind(key.subject_text())
+            .bind(key.value())
+            .bind(self.result.code)
+            .bind(self.metadata()?)
+            .bind(self.result.body.as_ref());
+        // Without its receipt an effect must not be committed: somebody has ended the transaction underneath.
+        if query.execute(connection).await?.rows_affected() == 1 { Ok(()) } else { Err(sqlx::Error::RowNotFound) }
+    }
+
+    /// Whether it answers a request of this fingerprint: those of different schemes do not compare.
+    pub(super) fn may_answer(&self, fingerprint: Option<&str>) -> bool {
+        match (
+            self.fingerprint.as_deref().and_then(|own| own.split_once(':')),
+            fingerprint.and_then(|other| other.split_once(':')),
+        ) {
+            (Some((own_scheme, own)), Some((scheme, other))) => own_scheme != scheme || own == other,
+            _ => true,
+        }
+    }
+
+    /// As what is known of a key.
+    pub(super) fn entry(self) -> Entry {
+        match self.outcome {
+            Outcome::Completed => Entry::Completed(self.result),
+            Outcome::Failed => Entry::Failed(self.result),
+        }
+    }
+
+    /// As what an operator would say.
+    pub(super) fn resolution(&self) -> Resolution {
+        match self.outcome {
+            Outcome::Completed => Resolution::Complete(self.result.clone()),
+            Outcome::Failed => Resolution::Fail(self.result.clone()),
+        }
+    }
+
+    fn metadata(&self) -> Result<String, sqlx::Error> {
+        serde_json::to_string(&self.result.metadata).map_err(|error| sqlx::Error::Encode(error.into()))
+    }
+}
