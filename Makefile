@@ -57,14 +57,17 @@ ci: format lint proto-lint docs test test-postgres-versions bench-smoke ## What 
 format: ## Check the format
 	$(CARGO) fmt --all --check
 
-lint: ## Check for doubtful code
+lint: ## Check for doubtful code, also with each feature of the client by itself
 	$(CARGO) clippy --workspace --all-targets -- --deny warnings
+	for feature in "" tls http grpc ledger testing; do \
+		$(CARGO) clippy --package onceward-client --no-default-features --features "$$feature" -- --deny warnings || exit 1; \
+	done
 
 proto-lint: ## Check the proto
 	scripts/buf lint
 
 docs: ## Build the reference of the code
-	RUSTDOCFLAGS="--deny warnings" $(CARGO) doc --workspace --no-deps
+	RUSTDOCFLAGS="--deny warnings" $(CARGO) doc --workspace --all-features --no-deps
 
 postgres: # Install Postgres' programs where there are none
 	scripts/install-postgres

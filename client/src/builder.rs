@@ -108,14 +108,8 @@ impl ClientBuilder {
 
     /// As the environment says: `ONCEWARD_ENDPOINTS` (separated by commas), `ONCEWARD_TOKEN`, and `ONCEWARD_DISABLED=true` to
     /// do without the service. What it does not say stays.
-    pub fn environment(mut self) -> Self {
-        if let Ok(endpoints) = env::var(ENDPOINTS_VARIABLE) {
-            self.endpoints = endpoints.split(',').map(|endpoint| endpoint.trim().to_owned()).collect();
-        }
-        self.token = env::var(TOKEN_VARIABLE).ok().or(self.token);
-        let disabled = env::var(DISABLED_VARIABLE).is_ok_and(|value| matches!(value.as_str(), "1" | "true" | "yes"));
-        self.disabled |= disabled;
-        self
+    pub fn environment(self) -> Self {
+        self.variables(|name| env::var(name).ok())
     }
 
     /// Who reserves, for people who look: at most 128 characters of printable ASCII. The name of the pod is a good choice.
@@ -220,6 +214,17 @@ impl ClientBuilder {
         Ok(client)
     }
 
+    fn variables(mut self, variable: impl Fn(&str) -> Option<String>) -> Self {
+        if let Some(endpoints) = variable(ENDPOINTS_VARIABLE) {
+            self.endpoints = endpoints.split(',').map(|endpoint| endpoint.trim().to_owned()).collect();
+        }
+        self.token = variable(TOKEN_VARIABLE).or(self.token);
+        let disabled = variable(DISABLED_VARIABLE);
+        self.disabled |=
+            disabled.is_some_and(|value| matches!(value.to_lowercase().as_str(), "1" | "true" | "yes" | "on"));
+        self
+    }
+
     fn way(&self) -> Result<Way, BuildError> {
         let endpoints = self.endpoints.iter().map(|url| self.endpoint(url)).collect::<Result<Vec<_>, _>>()?;
         if endpoints.is_empty() {
@@ -285,4 +290,36 @@ impl ClientBuilder {
 fn is_loopback(host: &str) -> bool {
     let address = host.trim_start_matches('[').trim_end_matches(']');
     host == "localhost" || address.parse::<std::net::IpAddr>().is_ok_and(|address| address.is_loopback())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_environment_says_where_the_service_is_and_whether_to_do_without() {
+        let built = |variables: &'static [(&str, &str)]| {
+            let variable =
+                |name: &str| variables.iter().find(|(other, _)| *other == name).map(|(_, value)| (*value).to_owned());
+            ClientBuilder::new(vec!["http://default".into()]).bearer_token("default").variables(variable)
+        };
+        let silent = built(&[]);
+        assert_eq!(
+            (silent.endpoints, silent.token, silent.disabled),
+            (vec!["http://default".into()], Some("default".into()), false)
+        );
+        let said = built(&[
+            ("ONCEWARD_ENDPOINTS", "http://a:1, http://b:2"),
+            ("ONCEWARD_TOKEN", "secret"),
+            ("ONCEWARD_DISABLED", "TRUE"),
+        ]);
+        assert_eq!(
+            (said.endpoints, said.token),
+            (vec!["http://a:1".into(), "http://b:2".into()], Some("secret".into()))
+        );
+        assert!(said.disabled);
+        for no in ["", "0", "false", "maybe"] {
+            assert!(!ClientBuilder::new(Vec::new()).variables(|_| Some(no.into())).disabled, "{no}");
+        }
+    }
 }

@@ -186,6 +186,10 @@ fn status(refusal: &Refusal) -> Status {
     if let Some(after) = retry_after {
         details.set_retry_info(Some(after));
     }
+    let message = match refusal {
+        Refusal::KeyMissing(header) => format!("{message} in its metadata {header}"),
+        _ => message.to_owned(),
+    };
     Status::with_error_details(code, message, details)
 }
 

@@ -124,7 +124,7 @@ impl Guard {
     ///
     /// Dropped, it goes on being sent.
     pub fn release(self) -> impl Future<Output = Result<Settled, Error>> + Send + 'static {
-        self.fail_retryable(None)
+        self.settle(Settlement::release(None))
     }
 
     /// Gives the key back, with where the next caller may resume.
@@ -140,25 +140,14 @@ impl Guard {
         self,
         checkpoint: impl Into<Bytes>,
     ) -> impl Future<Output = Result<Settled, Error>> + Send + 'static {
-        self.fail_retryable(Some(checkpoint.into()))
-    }
-
-    fn fail_retryable(
-        self,
-        checkpoint: Option<Bytes>,
-    ) -> impl Future<Output = Result<Settled, Error>> + Send + 'static {
-        self.settle(Settlement::Fail(proto::FailRequest {
-            retryable: true,
-            checkpoint,
-            ..proto::FailRequest::default()
-        }))
+        self.settle(Settlement::release(Some(checkpoint.into())))
     }
 
     /// Hands the outcome over before anything is awaited.
     fn settle(mut self, settlement: Settlement) -> impl Future<Output = Result<Settled, Error>> + Send + 'static {
         let (settled, was_settled) = oneshot::channel();
         if let Some(ending) = self.ending.take() {
-            let _ = ending.send(Ending::Settle { settlement, settled });
+            let _ = ending.send(Ending { settlement, settled: Some(settled) });
         }
         // Whoever keeps it is gone only along with its runtime.
         async { was_settled.await.unwrap_or(Err(Error::Closed)) }
@@ -182,7 +171,7 @@ impl DerefMut for Guard {
 impl Drop for Guard {
     fn drop(&mut self) {
         if let Some(ending) = self.ending.take().filter(|_| self.release_on_drop) {
-            let _ = ending.send(Ending::Release);
+            let _ = ending.send(Ending { settlement: Settlement::release(None), settled: None });
         }
     }
 }

@@ -26,13 +26,12 @@ use crate::{
     result::time,
 };
 
-/// How a guard ends.
+/// How a guard ends: with this outcome.
 #[derive(Debug)]
-pub(crate) enum Ending {
-    /// With an outcome.
-    Settle { settlement: Settlement, settled: oneshot::Sender<Result<Settled, Error>> },
-    /// Given back: nothing was done.
-    Release,
+pub(crate) struct Ending {
+    pub(crate) settlement: Settlement,
+    /// Who wants to know; nobody, if the guard was dropped.
+    pub(crate) settled: Option<oneshot::Sender<Result<Settled, Error>>>,
 }
 
 /// The outcome of an operation, without key and token.
@@ -40,6 +39,13 @@ pub(crate) enum Ending {
 pub(crate) enum Settlement {
     Complete(proto::CompleteRequest),
     Fail(proto::FailRequest),
+}
+
+impl Settlement {
+    /// Nothing was done.
+    pub(crate) fn release(checkpoint: Option<Bytes>) -> Self {
+        Self::Fail(proto::FailRequest { retryable: true, checkpoint, ..proto::FailRequest::default() })
+    }
 }
 
 /// Holds one reservation.
@@ -65,27 +71,21 @@ impl Keeper {
     /// Holds the reservation until its guard has an outcome, and sends that; or until the guard is gone, and lets the lock run
     /// out: the effect may have been.
     pub(crate) async fn run(mut self) {
-        match self.held().await {
-            Some(Ending::Settle { settlement, settled }) => {
-                let outcome = self.settle(settlement).await;
-                self.hold.send_replace(match outcome {
-                    Ok(_) | Err(Error::AlreadyFinished) => Hold::Settled,
-                    Err(_) => Hold::Lost,
-                });
-                if let Err(Err(error)) = settled.send(outcome) {
-                    warn!(key = ?self.key, %error, "the outcome of an operation was not taken, and nobody awaits it");
-                }
-            }
-            Some(Ending::Release) => self.release().await,
-            None => drop(self.hold.send_replace(Hold::Lost)),
-        }
-    }
-
-    /// Gives the reservation back, since nothing was done.
-    pub(crate) async fn release(&self) {
-        let request = proto::FailRequest { retryable: true, ..proto::FailRequest::default() };
-        if let Err(error) = self.settle(Settlement::Fail(request)).await {
-            tracing::debug!(key = ?self.key, %error, "a reservation was not given back");
+        let Some(Ending { settlement, settled }) = self.held().await else {
+            self.hold.send_replace(Hold::Lost);
+            return;
+        };
+        let outcome = self.settle(settlement).await;
+        self.hold.send_replace(match outcome {
+            Ok(_) | Err(Error::AlreadyFinished) => Hold::Settled,
+            Err(_) => Hold::Lost,
+        });
+        let unheard = match settled {
+            Some(settled) => settled.send(outcome).err(),
+            None => Some(outcome),
+        };
+        if let Some(Err(error)) = unheard {
+            warn!(key = ?self.key, %error, "the outcome of an operation was not taken, and nobody awaits it");
         }
     }
 

@@ -88,3 +88,8 @@ pub use self::{
 // The whole service inside a test.
 #[cfg(feature = "testing")]
 pub mod testing;
+
+/// The code in the README compiles.
+#[cfg(all(doctest, feature = "http", feature = "testing", feature = "tls"))]
+#[doc = include_str!("../README.md")]
+struct Readme;

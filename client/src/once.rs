@@ -95,10 +95,10 @@ pub enum OnceError<E> {
     Unknown(E),
     /// The work had run before, and cannot succeed.
     #[error("the work failed before: {}", String::from_utf8_lossy(&.0.result.body))]
-    FailedBefore(Finished),
+    FailedBefore(Box<Finished>),
     /// The work had run before, but its value was too large to be kept, or could not be written.
     #[error("the work was done before, and its value was not kept")]
-    NotKept(Finished),
+    NotKept(Box<Finished>),
     /// Somebody else is at it.
     #[error("somebody else is at it, ask again in {:?}", .0.retry_after)]
     InProgress(InProgress),
@@ -210,7 +210,7 @@ impl<C> Once<C> {
         match self.reserve.clone().await? {
             Reservation::Acquired(guard) => self.act(guard, work).await,
             Reservation::Completed(finished) => replayed::<C, T, E>(finished),
-            Reservation::Failed(finished) => Err(OnceError::FailedBefore(finished)),
+            Reservation::Failed(finished) => Err(OnceError::FailedBefore(finished.into())),
             Reservation::InProgress(held) => Err(OnceError::InProgress(held)),
             Reservation::InDoubt(doubt) => Err(OnceError::InDoubt(doubt)),
         }
@@ -285,7 +285,7 @@ fn kept(encoded: Result<Vec<u8>, CodecError>) -> StoredResult {
 
 fn replayed<C: Codec<T>, T, E>(finished: Finished) -> Result<Outcome<T>, OnceError<E>> {
     if finished.result.unstored_reason().is_some() {
-        return Err(OnceError::NotKept(finished));
+        return Err(OnceError::NotKept(finished.into()));
     }
     let value = C::decode(&finished.result.body)?;
     Ok(Outcome { value, source: Source::Replayed { attempt: finished.attempt, origin: finished.origin } })

@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use http::{HeaderValue, Response, StatusCode, header};
 use http_body_util::Full;
-use serde_json::{Value, json};
+use serde_json::{Map, Value};
 
 use crate::exchange::Refusal;
 
@@ -37,14 +37,17 @@ pub(super) fn response(refusal: &Refusal, in_progress: StatusCode) -> Response<F
             (StatusCode::INTERNAL_SERVER_ERROR, "misconfigured", "Idempotency keys cannot be checked")
         }
     };
-    let mut problem = json!({ "type": format!("{TYPE}{kind}"), "title": title, "status": status.as_u16() });
-    match refusal {
-        Refusal::KeyMissing(header) => problem["detail"] = format!("send one in the header {header}").into(),
-        Refusal::KeyMalformed(why) | Refusal::BodyUnusable(why) => problem["detail"] = Value::from(*why),
-        Refusal::NotKept(status) => problem["original_status"] = Value::from(*status),
-        _ => {}
-    }
-    let mut response = Response::new(Full::new(Bytes::from(problem.to_string())));
+    let more = match refusal {
+        Refusal::KeyMissing(header) => Some(("detail", Value::from(format!("send one in the header {header}")))),
+        Refusal::KeyMalformed(why) | Refusal::BodyUnusable(why) => Some(("detail", Value::from(*why))),
+        Refusal::NotKept(status) => Some(("original_status", Value::from(*status))),
+        _ => None,
+    };
+    let problem =
+        [("type", format!("{TYPE}{kind}").into()), ("title", title.into()), ("status", status.as_u16().into())];
+    let problem: Map<String, Value> =
+        problem.into_iter().chain(more).map(|(name, value)| (name.to_owned(), value)).collect();
+    let mut response = Response::new(Full::new(Bytes::from(Value::from(problem).to_string())));
     *response.status_mut() = status;
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));

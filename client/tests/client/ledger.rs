@@ -100,7 +100,7 @@ async fn a_crash_at_any_step_leaves_one_effect_and_its_result() {
             // What was committed before counts.
             let second = within(20 * SECOND, act(&world.ledger, &world.client, key.clone(), "second", LOCK)).await;
             let second = second.unwrap_or_else(|error| panic!("step {step}: {error}"));
-            assert_eq!(world.effects(&key).await, [second.clone()], "step {step}");
+            assert_eq!(world.effects(&key).await, [second.as_str()], "step {step}");
             let Reservation::Completed(finished) = world.client.reserve(key).await.unwrap() else {
                 panic!("step {step}")
             };
@@ -149,7 +149,7 @@ async fn two_holders_interleaved_at_any_step_leave_one_effect_and_agree_on_it() 
             };
             let second = second.unwrap().unwrap_or_else(|error| panic!("step {step}: {error}"));
             let effects = world.effects(&key).await;
-            assert_eq!(effects, [second.clone()], "step {step}");
+            assert_eq!(effects, [second.as_str()], "step {step}");
             // The first may have given up meanwhile, but never says anything else.
             if let Ok(first) = within(20 * SECOND, first).await.unwrap() {
                 assert_eq!(first, second, "step {step}");

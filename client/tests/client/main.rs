@@ -1,6 +1,13 @@
 //! The client against the service, through real sockets.
 
-#![allow(unreachable_pub, clippy::unwrap_used, clippy::indexing_slicing)]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    unreachable_pub,
+    reason = "tests"
+)]
 
 mod coalescing;
 mod fake;
