@@ -67,6 +67,12 @@ struct Renewal {
     saved: Option<oneshot::Sender<Result<(), Error>>>,
 }
 
+impl Renewal {
+    fn is_awaited(&self) -> bool {
+        self.saved.as_ref().is_some_and(|saved| !saved.is_closed())
+    }
+}
+
 impl Keeper {
     /// Holds the reservation until its guard has an outcome, and sends that; or until the guard is gone, and lets the lock run
     /// out: the effect may have been.
@@ -75,6 +81,9 @@ impl Keeper {
             self.hold.send_replace(Hold::Lost);
             return;
         };
+        // Nothing is saved any more, and nobody waits for it until the outcome is taken.
+        self.checkpoints.close();
+        while self.checkpoints.try_recv().is_ok() {}
         let outcome = self.settle(settlement).await;
         self.hold.send_replace(match outcome {
             Ok(_) | Err(Error::AlreadyFinished) => Hold::Settled,
@@ -95,10 +104,12 @@ impl Keeper {
         loop {
             let renewed_at = self.since + self.lock_ttl / 3;
             let live = matches!(*self.hold.borrow(), Hold::Until(_));
+            // Whoever waits for a checkpoint is told of it before the next one takes its place.
+            let saving = renewal.as_ref().is_some_and(Renewal::is_awaited);
             tokio::select! {
                 biased;
                 ending = &mut self.ending => return ending.ok(),
-                Some(checkpoint) = self.checkpoints.recv() => {
+                Some(checkpoint) = self.checkpoints.recv(), if !saving => {
                     sequence += 1;
                     renewal = Some(self.renewal(Some((checkpoint, sequence))));
                 }

@@ -115,7 +115,7 @@ impl Lease {
         let (saved, was_saved) = oneshot::channel();
         let checkpoint = Checkpoint { bytes: bytes.into(), saved };
         let sent = self.checkpoints.send(checkpoint).await;
-        let lost = || if *self.hold.borrow() == Hold::Settled { Error::AlreadyFinished } else { Error::LeaseLost };
+        let lost = || if self.is_lost() { Error::LeaseLost } else { Error::AlreadyFinished };
         sent.map_err(|_| lost())?;
         was_saved.await.unwrap_or_else(|_| Err(lost()))
     }

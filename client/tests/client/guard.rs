@@ -234,6 +234,29 @@ async fn checkpoints_count_in_the_order_in_which_they_were_saved() {
 }
 
 #[tokio::test]
+async fn checkpoints_of_several_hands_are_all_answered_and_none_waits_for_a_completion() {
+    let world = world().await;
+    let guard = acquired(world.client.reserve(key("k"))).await;
+    world.proxy.fault(Way::There, Fault::Delay(20 * MILLISECOND));
+    let saving: Vec<_> = (0..10)
+        .map(|n| {
+            let mut lease = guard.lease();
+            tokio::spawn(async move { lease.checkpoint(n.to_string()).await })
+        })
+        .collect();
+    for saving in saving {
+        within(5 * SECOND, saving).await.unwrap().unwrap();
+    }
+    world.proxy.both(Fault::Blackhole);
+    let mut lease = guard.lease();
+    let completing = tokio::spawn(guard.complete("done"));
+    tokio::task::yield_now().await;
+    assert!(matches!(within(SECOND, lease.checkpoint("late")).await, Err(Error::AlreadyFinished)));
+    world.proxy.both(Fault::None);
+    within(10 * SECOND, completing).await.unwrap().unwrap();
+}
+
+#[tokio::test]
 async fn a_lease_that_was_completed_is_never_lost() {
     let world = world().await;
     let guard = acquired(world.client.reserve(key("k")).lock_ttl(50 * MILLISECOND)).await;
