@@ -137,7 +137,8 @@ impl Caller {
                 Patience::Endless => manner.attempt,
                 Patience::Until(end) => manner.attempt.min(end.saturating_duration_since(sent_at)),
             };
-            let tried = timeout(attempt, way.call(question.clone().operation(), manner.lane, attempt, alone)).await;
+            let operation = Box::new(question.clone().operation());
+            let tried = timeout(attempt, way.call(operation, manner.lane, attempt, alone)).await;
             let answer = tried.unwrap_or_else(|_| Some(Err(Status::deadline_exceeded("no answer in time"))));
             let status = match answer.ok_or(Error::Closed)? {
                 Ok(answer) => {
@@ -166,7 +167,7 @@ impl Caller {
 impl Way {
     async fn call(
         &self,
-        operation: Operation,
+        operation: Box<Operation>,
         lane: Lane,
         attempt: Duration,
         alone: bool,
@@ -176,7 +177,8 @@ impl Way {
             Some(coalescer) if lane == Lane::Prompt && !alone && attempt >= self.attempt => {
                 coalescer.call(operation).await
             }
-            _ => Some(self.servers.call(lane, operation, attempt).await),
+            // The way of each verb is large, and few calls go it: most tasks that hold a reservation never need the room.
+            _ => Some(Box::pin(self.servers.call(lane, *operation, attempt)).await),
         }
     }
 }

@@ -36,7 +36,7 @@ pub(crate) struct CoalescerOptions {
 
 /// One call and who waits for it.
 struct Call {
-    operation: Operation,
+    operation: Box<Operation>,
     answer: oneshot::Sender<Answer>,
 }
 
@@ -65,10 +65,10 @@ impl Coalescer {
     /// # Cancel safety
     ///
     /// Dropped, it is not sent, unless it is on the way already.
-    pub(crate) async fn call(&self, operation: Operation) -> Option<Answer> {
-        let queue = if matches!(operation, Operation::Reserve(_)) { &self.reserves } else { &self.others };
+    pub(crate) async fn call(&self, operation: Box<Operation>) -> Option<Answer> {
+        let queue = if matches!(*operation, Operation::Reserve(_)) { &self.reserves } else { &self.others };
         let (answer, answered) = oneshot::channel();
-        queue.send(Call { operation, answer }).await.ok()?;
+        queue.reserve().await.ok()?.send(Call { operation, answer });
         answered.await.ok()
     }
 }
@@ -144,7 +144,7 @@ fn encoded_bytes(operation: &Operation) -> usize {
 /// Sends calls and hands out their answers.
 async fn send(calls: Vec<Call>, servers: Arc<Servers>, patience: Duration, room: OwnedSemaphorePermit) {
     let (mut operations, waiting): (Vec<_>, Vec<_>) =
-        calls.into_iter().map(|call| (call.operation, call.answer)).unzip();
+        calls.into_iter().map(|call| (*call.operation, call.answer)).unzip();
     let answers = match (operations.len(), operations.pop()) {
         (1, Some(operation)) => servers.call(Lane::Prompt, operation, patience).await.map(|answer| vec![Ok(answer)]),
         (_, Some(last)) => {

@@ -84,7 +84,7 @@ impl Keeper {
         // Nothing is saved any more, and nobody waits for it until the outcome is taken.
         self.checkpoints.close();
         while self.checkpoints.try_recv().is_ok() {}
-        let outcome = self.settle(settlement).await;
+        let outcome = Box::pin(self.settle(settlement)).await;
         self.hold.send_replace(match outcome {
             Ok(_) | Err(Error::AlreadyFinished) => Hold::Settled,
             Err(_) => Hold::Lost,

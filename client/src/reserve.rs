@@ -214,7 +214,8 @@ impl IntoFuture for Reserve {
 /// Owns a reservation from its first Reserve to its end.
 async fn own(reserve: Reserve, answer: oneshot::Sender<Result<Reservation, Error>>) {
     let mut abandoned = None;
-    match reserve.acquire(&mut abandoned).await {
+    // What is needed to reserve takes room, and the task may live long.
+    match Box::pin(reserve.acquire(&mut abandoned)).await {
         Ok(Found::Ours(keeper, guard)) => {
             // One that nobody receives is dropped unseen, which gives the key back.
             let _ = answer.send(Ok(Reservation::Acquired(guard)));
@@ -224,7 +225,7 @@ async fn own(reserve: Reserve, answer: oneshot::Sender<Result<Reservation, Error
         Err(error) => {
             let _ = answer.send(Err(error));
             if let Some(request) = abandoned {
-                reserve.give_back(request).await;
+                Box::pin(reserve.give_back(request)).await;
             }
         }
     }
@@ -409,4 +410,17 @@ fn fresh_token() -> String {
 fn duration(duration: Duration) -> Option<prost_types::Duration> {
     const LONGEST: prost_types::Duration = prost_types::Duration { seconds: i64::MAX, nanos: 0 };
     Some(duration.try_into().unwrap_or(LONGEST))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_reservation_takes_little_room() {
+        let client = Client::builder(["http://127.0.0.1:1"]).lazy().unwrap();
+        let (answer, _answered) = oneshot::channel();
+        let task = own(client.reserve(Key::new("tests", "k")), answer);
+        assert!(size_of_val(&task) < 2500, "{} bytes", size_of_val(&task));
+    }
 }
