@@ -27,14 +27,15 @@ run-postgres: postgres ## Serve on a private Postgres, which is gone afterwards
 	$(TARGET)/release/with-postgres \
 		sh -c 'exec $(TARGET)/release/onceward serve --migrate --database-url "$$ONCEWARD_TEST_POSTGRES/postgres"'
 
-test-postgres-versions: ## Run the store contract and the black-box suite on the oldest and the newest supported Postgres
+test-postgres-versions: ## Run the store contract, the black-box suite and the ledger on the oldest and the newest supported Postgres
 	scripts/fetch-postgres $(POSTGRES_VERSIONS)/$(POSTGRES_14) $(POSTGRES_14)
 	scripts/fetch-postgres $(POSTGRES_VERSIONS)/$(POSTGRES_18) $(POSTGRES_18)
 	$(CARGO) build --workspace --all-targets
 	for version in $(POSTGRES_14) $(POSTGRES_18); do \
 		PG_BIN="$(POSTGRES_VERSIONS)/$$version/bin" \
 		$(TARGET)/debug/with-postgres \
-		sh -c '$(CARGO) test --workspace --lib store:: && $(CARGO) test --workspace --test blackbox' || exit 1; \
+		sh -c '$(CARGO) test --workspace --lib store:: && $(CARGO) test --workspace --test blackbox \
+			&& $(CARGO) test --package onceward-client --test client ledger::' || exit 1; \
 	done
 
 bench: postgres ## Compare the service with plain SQL on a private Postgres (about five minutes): target/bench.json

@@ -10,7 +10,7 @@ use tonic_types::{ErrorDetails, StatusExt};
 
 use crate::{
     fake::{Call, Fake, granting},
-    support::{SECOND, acquired, eventually, key, within, world_of},
+    support::{MILLISECOND, SECOND, acquired, completed, eventually, key, within, world_of},
 };
 
 const PLENTY: usize = 10_000;
@@ -180,6 +180,59 @@ async fn an_answer_that_did_not_fit_is_asked_for_singly_with_the_same_token() {
     }
     let last = fake.calls().pop().unwrap();
     assert_eq!(last, Call::Single("reserve", "k1".into()));
+}
+
+#[tokio::test]
+async fn several_are_on_the_way_at_once_and_no_more_than_may_be() {
+    let fake = Fake::start(granting).await;
+    let client = Client::builder([fake.endpoint()]).batches_in_flight(3).lazy().unwrap();
+    let mut all = Vec::new();
+    for n in 1..=3 {
+        all.push(reserving(&client, &n.to_string()));
+        came(&fake, n).await;
+    }
+    all.extend(values(5).iter().map(|value| reserving(&client, value)));
+    tokio::time::sleep(50 * MILLISECOND).await;
+    assert_eq!(fake.calls().len(), 3);
+    fake.let_go(PLENTY);
+    for reserving in all {
+        std::mem::forget(within(5 * SECOND, reserving).await.unwrap());
+    }
+    assert!(matches!(fake.calls()[..], [Call::Single(..), Call::Single(..), Call::Single(..), Call::Batch(_)]));
+}
+
+#[tokio::test]
+async fn an_overloaded_service_is_asked_again_when_it_says() {
+    static SEEN: AtomicUsize = AtomicUsize::new(0);
+    let fake = Fake::start(|operation, batched| {
+        if SEEN.fetch_add(1, Ordering::Relaxed) == 0 {
+            let mut details = ErrorDetails::with_error_info("OVERLOADED", "onceward", []);
+            details.set_retry_info(Some(300 * MILLISECOND));
+            return Err(Status::with_error_details(Code::ResourceExhausted, "overloaded", details));
+        }
+        granting(operation, batched)
+    })
+    .await;
+    fake.let_go(PLENTY);
+    let begun = tokio::time::Instant::now();
+    std::mem::forget(within(5 * SECOND, reserving(&client(&fake), "k")).await.unwrap());
+    assert!(begun.elapsed() >= 300 * MILLISECOND, "{:?}", begun.elapsed());
+    assert_eq!(fake.calls().len(), 2);
+}
+
+#[tokio::test]
+async fn a_completion_does_not_queue_behind_those_who_wait() {
+    let world = world_of(|builder| builder.batches_in_flight(1)).await;
+    let guard = acquired(world.client.reserve(key("held"))).await;
+    let waiting: Vec<_> =
+        (0..500).map(|_| tokio::spawn(completed(world.client.reserve(key("held")).wait(30 * SECOND)))).collect();
+    tokio::time::sleep(300 * MILLISECOND).await;
+    let other = acquired(world.client.reserve(key("other"))).await;
+    within(SECOND, other.complete("1")).await.unwrap();
+    within(SECOND, guard.complete("2")).await.unwrap();
+    for waiting in waiting {
+        assert_eq!(within(5 * SECOND, waiting).await.unwrap(), "2");
+    }
 }
 
 #[tokio::test]

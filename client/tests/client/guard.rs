@@ -2,7 +2,7 @@
 
 use std::{thread, time::Duration};
 
-use onceward_client::{Error, Guard, Reservation, testing::Server};
+use onceward_client::{Error, Guard, Reservation, Resolution, testing::Server};
 use tokio::{runtime::Builder, time::Instant};
 
 use crate::{
@@ -63,6 +63,22 @@ async fn a_takeover_is_noticed_and_the_late_completion_is_refused() {
     assert!(matches!(within(10 * SECOND, guard.complete("first")).await, Err(Error::LeaseLost)));
     second.complete("second").await.unwrap();
     assert_eq!(completed(observer.reserve(key("k"))).await, "second");
+}
+
+#[tokio::test]
+async fn a_holder_whose_key_was_resolved_learns_it() {
+    let world = world().await;
+    let guard = acquired(world.client.reserve(key("k")).lock_ttl(600 * MILLISECOND)).await;
+    let resolve = |resolution| world.client.resolve(key("k"), guard.fence(), resolution, true);
+    let refused = world.client.resolve(key("k"), guard.fence(), Resolution::Retry, false).await;
+    assert!(matches!(refused, Err(Error::LockLive)), "{refused:?}");
+    resolve(Resolution::Complete("by hand".into())).await.unwrap();
+    // By the next renewal, and not only when the lock is over.
+    within(400 * MILLISECOND, guard.lost()).await;
+    assert!(matches!(guard.complete("by the holder").await, Err(Error::LeaseLost)));
+    assert_eq!(completed(world.client.reserve(key("k"))).await, "by hand");
+    assert!(matches!(world.client.resolve(key("k"), 1, Resolution::Retry, true).await, Err(Error::FenceMismatch)));
+    assert!(matches!(world.client.resolve(key("none"), 1, Resolution::Retry, true).await, Err(Error::KeyNotFound)));
 }
 
 #[tokio::test]

@@ -21,6 +21,7 @@ use futures_util::stream;
 use http::{HeaderMap, HeaderName, Method, Request, StatusCode, request::Parts};
 use http_body_util::{BodyExt, StreamBody};
 use hyper::body::Frame;
+use metrics_util::debugging::{DebugValue, DebuggingRecorder};
 use onceward_client::{Client, Lease, http::HttpLayer, http::Keep};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
@@ -572,6 +573,8 @@ async fn the_service_may_be_away_between_the_handler_and_its_answer() {
 
 #[tokio::test]
 async fn who_was_overtaken_answers_what_everybody_else_gets() {
+    let recorder = DebuggingRecorder::new();
+    let _recorded = metrics::set_default_local_recorder(&recorder);
     let (world, runs, gate) = (world().await, Runs::default(), Gate::default());
     let proxy = Proxy::start(world.server.address()).await;
     let slow_client = Client::builder([proxy.endpoint()]).lazy().unwrap();
@@ -600,6 +603,9 @@ async fn who_was_overtaken_answers_what_everybody_else_gets() {
     gate.open();
     let first = within(10 * SECOND, first).await.unwrap();
     assert_eq!((first.body.as_ref(), first.is_replay()), (&b"run 2"[..], true));
+    let metrics = recorder.snapshotter().snapshot().into_vec();
+    let counted = metrics.iter().map(|(name, .., value)| (name.key().name(), value));
+    assert_eq!(counted.collect::<Vec<_>>(), [("onceward_client_leases_lost_total", &DebugValue::Counter(1))]);
 }
 
 #[tokio::test]
