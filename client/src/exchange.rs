@@ -34,7 +34,8 @@ use crate::{
     guard::Guard,
     key::Key,
     proto::RecordStatus,
-    reserve::{Reservation, Reserve},
+    reservation::Reservation,
+    reserve::Reserve,
     result::{BODY_BYTES_MAX, Finished, StoredResult},
 };
 

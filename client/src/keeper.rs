@@ -23,7 +23,7 @@ use crate::{
     guard::Settled,
     lease::{Checkpoint, Hold},
     proto,
-    result::time,
+    result::{granted, time},
 };
 
 /// How a guard ends: with this outcome.
@@ -223,9 +223,4 @@ async fn answer(renewal: &mut Option<Renewal>) -> Result<Answered<proto::RenewRe
         Some(renewal) => renewal.answer.as_mut().await,
         None => pending().await,
     }
-}
-
-/// A lock as it was granted.
-pub(crate) fn granted(lock_ttl: Option<prost_types::Duration>) -> Option<Duration> {
-    lock_ttl.and_then(|lock_ttl| lock_ttl.try_into().ok())
 }

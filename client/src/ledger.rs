@@ -31,22 +31,24 @@
 //! Every final outcome of a key in ledger mode is a receipt before the service hears of it. An operator's Resolve knows no
 //! ledger: resolve such keys by [`Ledger::resolve`].
 
+mod effect;
 mod receipt;
 
 use std::time::Duration;
 
-use sqlx::{PgConnection, PgPool, Postgres, Transaction, error::ErrorKind};
+use sqlx::PgPool;
 use tokio::time::timeout;
 use tracing::warn;
 
-use self::receipt::{Outcome, Receipt};
+pub use self::effect::Effect;
+use self::receipt::{Inserted, Outcome, Receipt};
 use crate::{
     client::Client,
     error::Error,
     guard::{Guard, Settled},
     key::Key,
-    lease::Lease,
-    reserve::{InDoubt, InProgress, Reservation, Reserve},
+    reservation::{InDoubt, InProgress, Reservation},
+    reserve::Reserve,
     resolve::Resolution,
     result::StoredResult,
 };
@@ -55,8 +57,6 @@ use crate::{
 pub const MIGRATION: &str = include_str!("ledger/migration.sql");
 /// How long an effect that is committed waits until the service knows; it goes on being told.
 const COMPLETE_TIMEOUT: Duration = Duration::from_secs(10);
-/// How often a receipt that was purged in the very moment is looked for.
-const ROUNDS: usize = 3;
 
 /// Effects in a Postgres, exactly once for each key.
 #[derive(Clone, Debug)]
@@ -280,159 +280,4 @@ impl Ledger {
     ) -> Result<T, E> {
         self.client.spawn_here(work).await.unwrap_or_else(|_| Err(sqlx::Error::WorkerCrashed.into()))
     }
-}
-
-/// A receipt that was to be inserted.
-enum Inserted {
-    /// It is, in this transaction.
-    Ours(Transaction<'static, Postgres>),
-    /// There is one.
-    Theirs(Receipt),
-}
-
-impl Receipt {
-    /// Inserts it in a new transaction, unless there is one. A rival's that is not committed yet is waited for.
-    async fn insert(&self, pool: &PgPool, key: &Key, fence: i64) -> Result<Inserted, sqlx::Error> {
-        let mut refused = sqlx::Error::RowNotFound;
-        for _ in 0..ROUNDS {
-            let mut transaction = pool.begin().await?;
-            match self.insert_into(&mut transaction, key, fence).await {
-                Ok(()) => return Ok(Inserted::Ours(transaction)),
-                Err(sqlx::Error::Database(error)) if error.kind() == ErrorKind::UniqueViolation => {
-                    transaction.rollback().await?;
-                    if let Some(receipt) = Self::find(pool, key).await? {
-                        return Ok(Inserted::Theirs(receipt));
-                    }
-                    refused = sqlx::Error::Database(error);
-                }
-                Err(error) => return Err(error),
-            }
-        }
-        Err(refused)
-    }
-}
-
-/// An effect that is open: a transaction in which the receipt is already.
-///
-/// Dropped, the transaction is rolled back and the key is given back: nothing has happened.
-#[derive(Debug)]
-#[must_use = "an effect that is dropped is rolled back"]
-pub struct Effect {
-    ledger: Ledger,
-    transaction: Transaction<'static, Postgres>,
-    guard: Guard,
-    key: Key,
-    fingerprint: Option<String>,
-}
-
-impl Effect {
-    /// The connection to act on, inside the transaction. Leave beginning and ending it to the effect.
-    pub fn connection(&mut self) -> &mut PgConnection {
-        &mut self.transaction
-    }
-
-    /// The lease. That it is lost endangers nothing here: whoever takes over waits for this transaction.
-    pub fn lease(&self) -> Lease {
-        self.guard.lease()
-    }
-
-    /// Commits the effect with its receipt, and tells the service.
-    ///
-    /// # Errors
-    ///
-    /// [`LedgerError::Database`] if nothing was committed; [`LedgerError::CommitUnknown`] if nobody knows, and the next attempt
-    /// finds out. Once it is committed it is a success, whether the service has heard of it or not.
-    ///
-    /// # Cancel safety
-    ///
-    /// Dropped, it goes on.
-    pub async fn commit(self, result: impl Into<StoredResult>) -> Result<(), LedgerError> {
-        let Self { ledger, mut transaction, guard, key, .. } = self;
-        let receipt = Receipt::new(Outcome::Completed, fitting(result.into())?);
-        let owner = ledger.clone();
-        owner
-            .owned(async move {
-                receipt.settle(&mut transaction, &key).await?;
-                // From here on nobody may think that nothing has happened.
-                let guard = guard.seen();
-                match transaction.commit().await {
-                    Ok(()) => {}
-                    Err(error) if is_rolled_back(&error) => {
-                        let _ = timeout(COMPLETE_TIMEOUT, guard.release()).await;
-                        return Err(LedgerError::Database(error));
-                    }
-                    Err(error) => return Err(LedgerError::CommitUnknown(error)),
-                }
-                ledger.tell(guard, &receipt).await;
-                Ok(())
-            })
-            .await
-    }
-
-    /// Rolls the effect back and fails the key for good: duplicates get this result. Gives the outcome that counts, which is
-    /// another one if somebody else has finished meanwhile.
-    ///
-    /// # Errors
-    ///
-    /// As [`commit`](Self::commit).
-    ///
-    /// # Cancel safety
-    ///
-    /// Dropped, it goes on.
-    pub async fn fail(self, result: impl Into<StoredResult>) -> Result<Resolution, LedgerError> {
-        let Self { ledger, transaction, guard, key, fingerprint } = self;
-        let receipt = Receipt { fingerprint, ..Receipt::new(Outcome::Failed, fitting(result.into())?) };
-        let owner = ledger.clone();
-        owner
-            .owned(async move {
-                transaction.rollback().await?;
-                let guard = match receipt.insert(&ledger.pool, &key, guard.fence()).await? {
-                    Inserted::Ours(transaction) => {
-                        let guard = guard.seen();
-                        transaction.commit().await.map_err(LedgerError::CommitUnknown)?;
-                        guard
-                    }
-                    Inserted::Theirs(theirs) => {
-                        ledger.tell(guard, &theirs).await;
-                        return Ok(theirs.resolution());
-                    }
-                };
-                ledger.tell(guard, &receipt).await;
-                Ok(receipt.resolution())
-            })
-            .await
-    }
-
-    /// Rolls the effect back and gives the key back: nothing has happened, and the next caller acts.
-    ///
-    /// # Errors
-    ///
-    /// [`LedgerError::Database`] if the connection broke, which rolls back too.
-    ///
-    /// # Cancel safety
-    ///
-    /// Dropped, it goes on.
-    pub async fn release(self) -> Result<(), LedgerError> {
-        let Self { ledger, transaction, guard, .. } = self;
-        ledger
-            .owned(async move {
-                let rolled_back = transaction.rollback().await;
-                let _ = timeout(COMPLETE_TIMEOUT, guard.release()).await;
-                rolled_back.map_err(LedgerError::Database)
-            })
-            .await
-    }
-}
-
-/// A result that the service takes too.
-fn fitting(result: StoredResult) -> Result<StoredResult, Error> {
-    Some(result)
-        .filter(StoredResult::fits)
-        .ok_or_else(|| Error::Invalid("the result is larger than the service takes".into()))
-}
-
-/// Whether a COMMIT was refused for certain: by a constraint that is checked last, or for the sake of another transaction.
-fn is_rolled_back(error: &sqlx::Error) -> bool {
-    let code = error.as_database_error().and_then(|error| error.code());
-    code.is_some_and(|code| code.starts_with("23") || (code.starts_with("40") && code != "40003"))
 }

@@ -50,8 +50,9 @@ mod client;
 // The right to act: held by a task that renews it, seen by those who act.
 mod keeper;
 mod lease;
-// A reservation in the caller's hands.
+// A reservation in the caller's hands, and what else may be known of a key.
 mod guard;
+mod reservation;
 mod reserve;
 // The whole dance in one call.
 mod codec;
@@ -80,7 +81,8 @@ pub use self::{
     key::Key,
     lease::Lease,
     once::{Failure, Once, OnceError, Outcome, Source},
-    reserve::{InDoubt, InProgress, Reservation, Reserve},
+    reservation::{InDoubt, InProgress, Reservation},
+    reserve::Reserve,
     resolve::Resolution,
     result::{Finished, StoredResult},
 };

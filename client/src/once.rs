@@ -11,7 +11,8 @@ use crate::{
     guard::Guard,
     lease::Lease,
     proto::RecordStatus,
-    reserve::{InDoubt, InProgress, Reservation, Reserve},
+    reservation::{InDoubt, InProgress, Reservation},
+    reserve::Reserve,
     result::{Finished, StoredResult},
 };
 

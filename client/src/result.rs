@@ -1,6 +1,6 @@
 //! [`StoredResult`]: what a duplicate gets back, and when it came about.
 
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
 
@@ -135,4 +135,9 @@ impl Finished {
 /// A time of the protocol; one that is missing or beyond all bounds is the epoch.
 pub(crate) fn time(timestamp: Option<prost_types::Timestamp>) -> SystemTime {
     timestamp.and_then(|timestamp| timestamp.try_into().ok()).unwrap_or(SystemTime::UNIX_EPOCH)
+}
+
+/// A duration of the protocol.
+pub(crate) fn granted(duration: Option<prost_types::Duration>) -> Option<Duration> {
+    duration.and_then(|duration| duration.try_into().ok())
 }

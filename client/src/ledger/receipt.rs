@@ -1,9 +1,12 @@
 //! [`Receipt`]: what was committed with an effect.
 
-use sqlx::{PgConnection, PgPool, Row};
+use sqlx::{PgConnection, PgPool, Postgres, Row, Transaction, error::ErrorKind};
 
 use super::Entry;
 use crate::{key::Key, resolve::Resolution, result::StoredResult};
+
+/// How often a receipt that was purged in the very moment is looked for.
+const ROUNDS: usize = 3;
 
 /// How an operation ended for good.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,6 +22,14 @@ impl Outcome {
             Self::Failed => 2,
         }
     }
+}
+
+/// A receipt that was to be inserted.
+pub(super) enum Inserted {
+    /// It is, in this transaction.
+    Ours(Transaction<'static, Postgres>),
+    /// There is one.
+    Theirs(Receipt),
 }
 
 /// What was committed with an effect.
@@ -50,13 +61,27 @@ impl Receipt {
         Ok(Some(Self { fingerprint: row.try_get("fingerprint")?, outcome, result }))
     }
 
-    /// Inserts it.
-    pub(super) async fn insert_into(
-        &self,
-        connection: &mut PgConnection,
-        key: &Key,
-        fence: i64,
-    ) -> Result<(), sqlx::Error> {
+    /// Inserts it in a new transaction, unless there is one. A rival's that is not committed yet is waited for.
+    pub(super) async fn insert(&self, pool: &PgPool, key: &Key, fence: i64) -> Result<Inserted, sqlx::Error> {
+        let mut refused = sqlx::Error::RowNotFound;
+        for _ in 0..ROUNDS {
+            let mut transaction = pool.begin().await?;
+            match self.insert_into(&mut transaction, key, fence).await {
+                Ok(()) => return Ok(Inserted::Ours(transaction)),
+                Err(sqlx::Error::Database(error)) if error.kind() == ErrorKind::UniqueViolation => {
+                    transaction.rollback().await?;
+                    if let Some(receipt) = Self::find(pool, key).await? {
+                        return Ok(Inserted::Theirs(receipt));
+                    }
+                    refused = sqlx::Error::Database(error);
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Err(refused)
+    }
+
+    async fn insert_into(&self, connection: &mut PgConnection, key: &Key, fence: i64) -> Result<(), sqlx::Error> {
         let query = sqlx::query(include_str!("insert.sql"))
             .bind(key.namespace())
             .bind(key.subject_text())

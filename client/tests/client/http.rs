@@ -1,87 +1,25 @@
 //! The `Idempotency-Key` header, through real sockets, by HTTP/1.1 and HTTP/2.
 
-use std::{
-    convert::Infallible,
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering},
-    },
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 use axum::{
     Router,
     body::Body,
-    extract::Request as AxumRequest,
     response::Response,
     routing::{any, post as on_post},
 };
 use bytes::Bytes;
-use futures_util::stream;
-use http::{HeaderMap, HeaderName, Method, Request, StatusCode, request::Parts};
-use http_body_util::{BodyExt, StreamBody};
-use hyper::body::Frame;
+use http::{HeaderName, Method, Request, StatusCode};
+use http_body_util::BodyExt;
 use metrics_util::debugging::{DebugValue, DebuggingRecorder};
-use onceward_client::{Client, Lease, http::HttpLayer, http::Keep};
-use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt},
-    net::TcpStream,
-};
+use onceward_client::{Client, http::Keep};
 
 use crate::{
+    handlers::{Runs, answering, echo, layer, status},
     proxy::{Fault, Proxy},
     support::{MILLISECOND, SECOND, World, direct, eventually, is_free, key, within, world, world_of},
-    web::{Answer, Gate, Version, Web, post},
+    web::{Answer, Gate, VERSIONS, Version, Web, post},
 };
-
-const VERSIONS: [Version; 2] = [Version::One, Version::Two];
-
-/// How often a handler has run.
-#[derive(Clone, Default)]
-struct Runs(Arc<AtomicUsize>);
-
-impl Runs {
-    fn count(&self) -> usize {
-        self.0.fetch_add(1, Ordering::SeqCst) + 1
-    }
-
-    fn so_far(&self) -> usize {
-        self.0.load(Ordering::SeqCst)
-    }
-}
-
-/// On behalf of the user in a header, as an authenticating layer would put it among the extensions.
-fn user(request: &Parts) -> String {
-    request.headers.get("x-user").map(|user| user.to_str().unwrap().to_owned()).unwrap_or_default()
-}
-
-fn layer(client: &Client) -> HttpLayer {
-    HttpLayer::new(client.clone(), "tests", user)
-}
-
-/// Answers with how often it has run and what it was sent, on every path and method.
-fn echo(runs: &Runs) -> Router {
-    let runs = runs.clone();
-    let handler = async move |request: AxumRequest| {
-        let run = runs.count();
-        let lease = request.extensions().get::<Lease>().map(Lease::attempt);
-        let body = request.into_body().collect().await.unwrap().to_bytes();
-        let mut response = Response::new(Body::from(format!("{run} {lease:?} {body:?}")));
-        *response.status_mut() = StatusCode::CREATED;
-        response
-    };
-    Router::new().fallback(handler)
-}
-
-/// Always answers this.
-fn answering(runs: &Runs, answer: impl Fn(usize) -> Response + Clone + Send + Sync + 'static) -> Router {
-    let runs = runs.clone();
-    Router::new().fallback(async move || answer(runs.count()))
-}
-
-fn status(status: u16) -> Response {
-    Response::builder().status(status).body(Body::from(format!("status {status}"))).unwrap()
-}
 
 #[tokio::test]
 async fn a_request_that_is_sent_again_gets_the_answer_of_the_first() {
@@ -372,137 +310,6 @@ async fn a_handler_runs_to_its_end_although_its_caller_hangs_up() {
         })
         .await;
         assert_eq!(runs.so_far(), n + 1);
-    }
-}
-
-#[tokio::test]
-async fn a_body_over_the_limit_and_a_bad_key_are_answered_and_not_reset() {
-    let (world, runs) = (world().await, Runs::default());
-    let web = Web::layered(echo(&runs), layer(&world.client)).await;
-    for version in VERSIONS {
-        let large = web.post(version, "/", "k", vec![b'x'; 10 << 20]).await;
-        assert_eq!((large.status.as_u16(), large.problem().as_str()), (413, "body-too-large"));
-        let malformed = web.post(version, "/", "", vec![b'x'; 10 << 20]).await;
-        assert_eq!((malformed.status.as_u16(), malformed.problem().as_str()), (400, "key-malformed"));
-    }
-    // One that does not say its length, and breaks off: nothing is handled.
-    let mut stream = TcpStream::connect(web.address).await.unwrap();
-    stream
-        .write_all(
-            b"POST / HTTP/1.1\r\nhost: a\r\nidempotency-key: k\r\ntransfer-encoding: chunked\r\n\r\n3\r\nabc\r\n",
-        )
-        .await
-        .unwrap();
-    drop(stream);
-    tokio::time::sleep(50 * MILLISECOND).await;
-    assert_eq!(runs.so_far(), 0);
-    assert!(web.post(Version::One, "/", "k", vec![b'x'; 2 << 20]).await.status.is_success());
-}
-
-#[tokio::test]
-async fn an_answer_too_large_to_be_stored_reaches_the_first_caller_whole_and_nobody_acts_again() {
-    let (world, runs) = (world().await, Runs::default());
-    let router = answering(&runs, |_| {
-        let chunks = (0..80).map(|n| Ok::<_, Infallible>(Bytes::from(vec![n; 64 << 10])));
-        Response::builder().status(201).body(Body::from_stream(stream::iter(chunks))).unwrap()
-    });
-    let web = Web::layered(router, layer(&world.client)).await;
-    for (n, version) in VERSIONS.into_iter().enumerate() {
-        let key = format!("k{n}");
-        let first = web.post(version, "/", &key, "").await;
-        assert_eq!((first.status.as_u16(), first.body.len(), first.body[40 * (64 << 10)]), (201, 80 * (64 << 10), 40));
-        let again = web.post(version, "/", &key, "").await;
-        assert_eq!((again.status.as_u16(), again.problem().as_str()), (409, "answer-not-kept"));
-        let problem: serde_json::Value = serde_json::from_slice(&again.body).unwrap();
-        assert_eq!(problem["original_status"], 201);
-        assert_eq!(again.header("retry-after"), None);
-    }
-    assert_eq!(runs.so_far(), 2);
-
-    let many_headers = answering(&runs, |_| {
-        (0..65)
-            .fold(Response::builder(), |answer, n| answer.header(format!("x-{n}"), "v"))
-            .body(Body::from("ok"))
-            .unwrap()
-    });
-    let web = Web::layered(many_headers, layer(&world.client)).await;
-    assert_eq!(web.post(Version::One, "/", "headers", "").await.body, "ok");
-    assert_eq!(web.post(Version::One, "/", "headers", "").await.problem(), "answer-not-kept");
-}
-
-#[tokio::test]
-async fn an_answer_that_fails_midway_is_never_stored() {
-    let (world, runs) = (world().await, Runs::default());
-    let router = answering(&runs, |_| {
-        let chunks = (0..5).map(|n| if n < 4 { Ok(Bytes::from(vec![b'x'; 75 << 10])) } else { Err("broken") });
-        Response::new(Body::from_stream(stream::iter(chunks)))
-    });
-    let web = Web::layered(router, layer(&world.client).lock_ttl(20 * SECOND)).await;
-    for (n, version) in VERSIONS.into_iter().enumerate() {
-        let key = format!("k{n}");
-        assert!(web.send(version, post("/", &key, "")).await.is_err());
-        assert_eq!(web.post(version, "/", &key, "").await.problem(), "in-progress");
-    }
-    assert_eq!(runs.so_far(), 2);
-}
-
-#[tokio::test]
-async fn an_endless_stream_begins_at_once_and_is_not_stored() {
-    let (world, runs) = (world().await, Runs::default());
-    let router = answering(&runs, |_| {
-        let events = stream::unfold(0, async |n| {
-            if n > 0 {
-                std::future::pending::<()>().await;
-            }
-            Some((Ok::<_, Infallible>(Bytes::from("data: 1\n\n")), n + 1))
-        });
-        Response::builder().header("content-type", "text/event-stream").body(Body::from_stream(events)).unwrap()
-    });
-    let web = Web::layered(router, layer(&world.client)).await;
-    let mut stream = TcpStream::connect(web.address).await.unwrap();
-    stream.write_all(b"POST / HTTP/1.1\r\nhost: a\r\nidempotency-key: k\r\ncontent-length: 0\r\n\r\n").await.unwrap();
-    let mut read = Vec::new();
-    within(5 * SECOND, async {
-        while !read.ends_with(b"data: 1\n\n\r\n") {
-            assert_ne!(stream.read_buf(&mut read).await.unwrap(), 0);
-        }
-    })
-    .await;
-    assert_eq!(web.post(Version::One, "/", "k", "").await.problem(), "answer-not-kept");
-}
-
-#[tokio::test]
-async fn trailers_are_replayed() {
-    let (world, runs) = (world().await, Runs::default());
-    let router = answering(&runs, |_| {
-        let trailers = HeaderMap::from_iter([(HeaderName::from_static("x-sum"), "7".parse().unwrap())]);
-        let frames = [Frame::data(Bytes::from("body")), Frame::trailers(trailers)].map(Ok::<_, Infallible>);
-        Response::new(Body::new(StreamBody::new(stream::iter(frames))))
-    });
-    let web = Web::layered(router, layer(&world.client)).await;
-    for replay in [false, true] {
-        let answer = web.post(Version::Two, "/", "k", "").await;
-        assert_eq!((answer.body.as_ref(), answer.is_replay()), (&b"body"[..], replay));
-        assert_eq!(answer.trailers.unwrap()["x-sum"], "7");
-    }
-}
-
-#[tokio::test]
-async fn an_answer_is_readable_for_whoever_retries() {
-    let (world, runs) = (world().await, Runs::default());
-    let runs_of = runs.clone();
-    // As a compressing layer inside would.
-    let router = Router::new().fallback(async move |headers: HeaderMap| {
-        runs_of.count();
-        let encoding = headers.get("accept-encoding").map_or("identity", |_| "gzip");
-        Response::builder().header("content-encoding", encoding).body(Body::from("body")).unwrap()
-    });
-    let web = Web::layered(router, layer(&world.client)).await;
-    let mut first = post("/", "k", "");
-    first.headers_mut().insert("accept-encoding", "gzip".parse().unwrap());
-    for request in [first, post("/", "k", "")] {
-        let answer = web.send(Version::One, request).await.unwrap();
-        assert_eq!((answer.header("content-encoding"), answer.body.as_ref()), (Some("identity"), &b"body"[..]));
     }
 }
 

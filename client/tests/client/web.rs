@@ -21,6 +21,8 @@ pub enum Version {
     Two,
 }
 
+pub const VERSIONS: [Version; 2] = [Version::One, Version::Two];
+
 pub struct Web {
     pub address: SocketAddr,
     _serving: JoinSet<()>,
