@@ -10,7 +10,6 @@ use axum::{
 };
 use bytes::Bytes;
 use http::{HeaderName, Method, Request, StatusCode};
-use http_body_util::BodyExt;
 use metrics_util::debugging::{DebugValue, DebuggingRecorder};
 use onceward_client::{Client, http::Keep};
 
