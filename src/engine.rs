@@ -69,12 +69,11 @@ pub struct Engine {
 }
 
 /// How a call was settled.
-#[expect(clippy::large_enum_variant, reason = "it lives on the stack for a moment")]
 enum Settled<A> {
     /// By an answer of the rules.
     Answer(A),
     /// By a write that took, on the record as it was seen before, if it was.
-    Written { write: Write, seen: Option<Record>, stamp: Stamp },
+    Written { write: Write, seen: Option<Box<Record>>, stamp: Stamp },
 }
 
 impl Engine {
@@ -90,14 +89,15 @@ impl Engine {
         if wait.is_zero() || !matches!(first, Reserved::InProgress(_)) {
             return Ok(first);
         }
-        self.wait(key, reservation, first, deadline).await
+        // What few calls need is not to make the future of every call large: it is moved about.
+        Box::pin(self.wait(key, reservation, first, deadline)).await
     }
 
     /// Completes or fails a key in the name of its holder.
     pub async fn finish(&self, key: &Key, token: &Token, finish: &Finish) -> Result<FinishedAnswer, EngineError> {
         let first = lifecycle::finish_as_holder(key, token, finish);
         let rule = |record: Option<&Record>, now| lifecycle::finish(key, token, finish, record, now);
-        match self.settle(Urgency::Completion, key, Some(first), None, rule).await? {
+        match self.settle(Urgency::Completion, key, Some((first, None)), rule).await? {
             Settled::Answer(expires_at) => Ok(FinishedAnswer { expires_at, already: true }),
             Settled::Written { stamp, .. } => {
                 self.waiters.wake(key);
@@ -110,7 +110,7 @@ impl Engine {
     pub async fn renew(&self, key: &Key, token: &Token, extension: &Extension) -> Result<RenewedAnswer, EngineError> {
         let first = lifecycle::renew_as_holder(key, token, extension);
         let rule = |record: Option<&Record>, now| lifecycle::renew(key, token, extension, record, now);
-        match self.settle(Urgency::Completion, key, Some(first), None, rule).await? {
+        match self.settle(Urgency::Completion, key, Some((first, None)), rule).await? {
             Settled::Answer(never) => match never {},
             Settled::Written { stamp, .. } => {
                 let lock_ttl = extension.lock_ttl.unwrap_or(stamp.lock_ttl);
@@ -139,11 +139,11 @@ impl Engine {
                 Step::Write(write) => Step::Write(write),
             })
         };
-        match self.settle(Urgency::Completion, key, None, None, rule).await? {
+        match self.settle(Urgency::Completion, key, None, rule).await? {
             Settled::Answer(answer) => Ok(answer),
             Settled::Written { write, seen, stamp } => {
                 self.waiters.wake(key);
-                let resolved = write.apply(seen.as_ref(), stamp.now).ok_or(StoreError::Unavailable)?;
+                let resolved = write.apply(seen.as_deref(), stamp.now).ok_or(StoreError::Unavailable)?;
                 Ok((resolved, stamp.now))
             }
         }
@@ -155,10 +155,10 @@ impl Engine {
         key: &Key,
         reservation: &Reservation,
         write: Write,
-        seen: Option<Record>,
+        seen: Option<Box<Record>>,
     ) -> Result<Reserved, EngineError> {
         let rule = |record: Option<&Record>, now| lifecycle::reserve(key, reservation, record, now);
-        Ok(match self.settle(Urgency::Reservation, key, Some(write), seen, rule).await? {
+        Ok(match self.settle(Urgency::Reservation, key, Some((write, seen)), rule).await? {
             Settled::Answer(answer) => answer,
             Settled::Written { write, seen, stamp } => acquired(reservation, &write, seen, &stamp),
         })
@@ -197,7 +197,10 @@ impl Engine {
             let answer = match lifecycle::reserve(key, reservation, record.as_deref(), now)? {
                 Step::Answer(answer) => answer,
                 Step::Write(write) => match waiter.turn() {
-                    Some(_turn) => self.reserve_now(key, reservation, write, record.map(Arc::unwrap_or_clone)).await?,
+                    Some(_turn) => {
+                        self.reserve_now(key, reservation, write, record.map(Arc::unwrap_or_clone).map(Box::new))
+                            .await?
+                    }
                     // Another waiter reserves it now.
                     None => continue,
                 },
@@ -209,41 +212,51 @@ impl Engine {
         }
     }
 
-    /// Writes, else loads and decides, until something takes; without a first write it begins with the load.
-    ///
-    /// Calls of one key that get in each other's way take turns from then on, so that many copies of one call, each of
-    /// which makes the others go round, all come to an end.
+    /// Writes `first`, on the record as it was seen; and where that does not take, loads and decides.
     async fn settle<A>(
         &self,
         urgency: Urgency,
         key: &Key,
-        mut write: Option<Write>,
-        mut seen: Option<Record>,
+        first: Option<(Write, Option<Box<Record>>)>,
+        rule: impl Fn(Option<&Record>, Timestamp) -> Result<Step<A>, Refusal>,
+    ) -> Result<Settled<A>, EngineError> {
+        if let Some((write, seen)) = first
+            && let Some(stamp) = self.write(&write).await?
+        {
+            return Ok(Settled::Written { write, seen, stamp });
+        }
+        Box::pin(self.decide(urgency, key, rule)).await
+    }
+
+    /// Loads, decides and writes, until something takes.
+    ///
+    /// Calls of one key that get in each other's way take turns from then on, so that many copies of one call, each of
+    /// which makes the others go round, all come to an end.
+    async fn decide<A>(
+        &self,
+        urgency: Urgency,
+        key: &Key,
         rule: impl Fn(Option<&Record>, Timestamp) -> Result<Step<A>, Refusal>,
     ) -> Result<Settled<A>, EngineError> {
         let (mut turn, mut waited) = (None, false);
         for _ in 0..ROUNDS_MAX {
-            if let Some(write) = write.take()
-                && let Some(stamp) = self.write(&write).await?
-            {
-                return Ok(Settled::Written { write, seen, stamp });
-            }
             let (record, now) = self.load(urgency, key).await?;
-            match rule(record.as_ref(), now)? {
+            let write = match rule(record.as_ref(), now)? {
                 Step::Answer(answer) => return Ok(Settled::Answer(answer)),
-                Step::Write(next) => {
-                    turn = turn.or_else(|| self.turns.take_now(urgency, key));
-                    if turn.is_some() {
-                        (write, seen) = (Some(next), record);
-                        continue;
-                    }
-                    // What was loaded is old by the time that the turn comes. The first time, another look may be enough, and
-                    // those who only look need no turn.
-                    let came = self.turns.take(urgency, key).await?;
-                    turn = waited.then_some(came);
-                    waited = true;
+                Step::Write(write) => write,
+            };
+            turn = turn.or_else(|| self.turns.take_now(urgency, key));
+            if turn.is_some() {
+                if let Some(stamp) = self.write(&write).await? {
+                    return Ok(Settled::Written { write, seen: record.map(Box::new), stamp });
                 }
+                continue;
             }
+            // What was loaded is old by the time that the turn comes. The first time, another look may be enough, and those who
+            // only look need no turn.
+            let came = self.turns.take(urgency, key).await?;
+            turn = waited.then_some(came);
+            waited = true;
         }
         Err(StoreError::Unavailable.into())
     }
@@ -259,8 +272,8 @@ impl Engine {
     }
 }
 
-fn acquired(reservation: &Reservation, write: &Write, seen: Option<Record>, stamp: &Stamp) -> Reserved {
-    let record = write.apply(seen.as_ref(), stamp.now);
+fn acquired(reservation: &Reservation, write: &Write, seen: Option<Box<Record>>, stamp: &Stamp) -> Reserved {
+    let record = write.apply(seen.as_deref(), stamp.now);
     Reserved::Acquired(Acquired {
         fence: stamp.fence,
         attempt: record.as_ref().map_or(1, |record| record.attempt),
