@@ -24,6 +24,9 @@ const TOKEN_VARIABLE: &str = "ONCEWARD_TOKEN";
 /// Whether to do without the service.
 const DISABLED_VARIABLE: &str = "ONCEWARD_DISABLED";
 
+/// No timeout is longer: a day.
+const TIMEOUT_MAX: Duration = Duration::from_secs(24 * 3600);
+
 /// How to reach the service.
 ///
 /// ```no_run
@@ -47,7 +50,10 @@ pub struct ClientBuilder {
     token: Option<String>,
     insecure: bool,
     #[cfg(feature = "tls")]
-    tls: Option<ClientTlsConfig>,
+    tls: ClientTlsConfig,
+    /// Whether an authority was named, in place of the machine's.
+    #[cfg(feature = "tls")]
+    own_authority: bool,
     owner: Option<String>,
     timeout: Duration,
     attempt_timeout: Duration,
@@ -93,7 +99,9 @@ impl ClientBuilder {
             token: None,
             insecure: false,
             #[cfg(feature = "tls")]
-            tls: None,
+            tls: ClientTlsConfig::new(),
+            #[cfg(feature = "tls")]
+            own_authority: false,
             owner: None,
             timeout: Duration::from_secs(10),
             attempt_timeout: Duration::from_secs(3),
@@ -130,40 +138,40 @@ impl ClientBuilder {
     /// The authority that signed the servers' certificates, as PEM, in place of the machine's roots.
     #[cfg(feature = "tls")]
     pub fn ca_certificate(self, pem: impl AsRef<[u8]>) -> Self {
-        self.with_tls(|tls| tls.ca_certificate(Certificate::from_pem(pem)))
+        Self { tls: self.tls.ca_certificate(Certificate::from_pem(pem)), own_authority: true, ..self }
     }
 
     /// A certificate of our own and its key, as PEM, for servers that ask for one.
     #[cfg(feature = "tls")]
     pub fn client_certificate(self, certificate_pem: impl AsRef<[u8]>, key_pem: impl AsRef<[u8]>) -> Self {
-        self.with_tls(|tls| tls.identity(Identity::from_pem(certificate_pem, key_pem)))
+        Self { tls: self.tls.identity(Identity::from_pem(certificate_pem, key_pem)), ..self }
     }
 
     /// The name in the servers' certificates, where it is not that of the endpoint.
     #[cfg(feature = "tls")]
     pub fn tls_name(self, name: impl Into<String>) -> Self {
-        self.with_tls(|tls| tls.domain_name(name))
+        Self { tls: self.tls.domain_name(name), ..self }
     }
 
     /// How long a call may take with all its repetitions, 10 s by default; a wait comes on top. Completions go on until they
     /// are answered.
     pub fn timeout(self, timeout: Duration) -> Self {
-        Self { timeout, ..self }
+        Self { timeout: timeout.min(TIMEOUT_MAX), ..self }
     }
 
     /// How long one try of a call may take, 3 s by default; a wait comes on top.
     pub fn attempt_timeout(self, attempt_timeout: Duration) -> Self {
-        Self { attempt_timeout, ..self }
+        Self { attempt_timeout: attempt_timeout.min(TIMEOUT_MAX), ..self }
     }
 
     /// How long it may take to connect, 2 s by default.
     pub fn connect_timeout(self, connect_timeout: Duration) -> Self {
-        Self { connect_timeout, ..self }
+        Self { connect_timeout: connect_timeout.min(TIMEOUT_MAX), ..self }
     }
 
     /// How often a silent server is asked whether it is still there, and how long its answer may take: 10 s and 5 s by default.
     pub fn keepalive(self, interval: Duration, timeout: Duration) -> Self {
-        Self { keepalive_interval: interval, keepalive_timeout: timeout, ..self }
+        Self { keepalive_interval: interval.min(TIMEOUT_MAX), keepalive_timeout: timeout.min(TIMEOUT_MAX), ..self }
     }
 
     /// How many concurrent calls go together in one Batch at most, 256 by default, of the 500 that the service takes; 1 sends
@@ -260,7 +268,7 @@ impl ClientBuilder {
             .keep_alive_while_idle(true);
         #[cfg(feature = "tls")]
         let endpoint = if secure {
-            let tls = self.tls.clone().unwrap_or_else(|| ClientTlsConfig::new().with_native_roots());
+            let tls = if self.own_authority { self.tls.clone() } else { self.tls.clone().with_native_roots() };
             endpoint.tls_config(tls).map_err(|error| BuildError::Tls(error.to_string()))?
         } else {
             endpoint
@@ -278,12 +286,6 @@ impl ClientBuilder {
         // It is shown nowhere.
         authorization.set_sensitive(true);
         Ok(Some(authorization))
-    }
-
-    #[cfg(feature = "tls")]
-    fn with_tls(self, change: impl FnOnce(ClientTlsConfig) -> ClientTlsConfig) -> Self {
-        let tls = change(self.tls.clone().unwrap_or_default());
-        Self { tls: Some(tls), ..self }
     }
 }
 

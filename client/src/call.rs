@@ -79,6 +79,8 @@ pub(crate) struct Manner {
     pub(crate) attempt: Duration,
     /// Which way it goes.
     pub(crate) lane: Lane,
+    /// Whether to go on where something on the way refuses, whatever it says: the effect has been, or a lock runs out.
+    pub(crate) stubborn: bool,
 }
 
 /// An answer.
@@ -89,6 +91,20 @@ pub(crate) struct Answered<A> {
     pub(crate) sent_at: Instant,
     /// Whether an earlier try may have been done although nobody answered it.
     pub(crate) repeated: bool,
+}
+
+/// Why there is no answer.
+#[derive(Debug)]
+pub(crate) struct Unanswered {
+    pub(crate) error: Error,
+    /// Whether it may have been done.
+    pub(crate) maybe_done: bool,
+}
+
+impl From<Unanswered> for Error {
+    fn from(unanswered: Unanswered) -> Self {
+        unanswered.error
+    }
 }
 
 /// Asks the service.
@@ -116,13 +132,16 @@ impl Caller {
     /// # Cancel safety
     ///
     /// Dropped, the question is not repeated, and it may have been done.
-    pub(crate) async fn ask<Q: Question>(&self, question: Q, manner: Manner) -> Result<Answered<Q::Answer>, Error> {
+    pub(crate) async fn ask<Q: Question>(
+        &self,
+        question: Q,
+        manner: Manner,
+    ) -> Result<Answered<Q::Answer>, Unanswered> {
+        let (mut repeated, mut alone) = (false, false);
+        let unanswered = |error, maybe_done| Unanswered { error, maybe_done };
         let Some(way) = &self.way else {
-            return offline::answer(question).map(|answer| Answered {
-                answer,
-                sent_at: Instant::now(),
-                repeated: false,
-            });
+            let answer = offline::answer(question).map_err(|error| unanswered(error, false))?;
+            return Ok(Answered { answer, sent_at: Instant::now(), repeated });
         };
         let mut pauses = ExponentialBuilder::default()
             .with_min_delay(PAUSE_MIN)
@@ -130,7 +149,6 @@ impl Caller {
             .with_jitter()
             .without_max_times()
             .build();
-        let (mut repeated, mut alone) = (false, false);
         loop {
             let sent_at = Instant::now();
             let attempt = match manner.patience {
@@ -138,17 +156,16 @@ impl Caller {
                 Patience::Until(end) => manner.attempt.min(end.saturating_duration_since(sent_at)),
             };
             let operation = Box::new(question.clone().operation());
-            let tried = timeout(attempt, way.call(operation, manner.lane, attempt, alone)).await;
-            let answer = tried.unwrap_or_else(|_| Some(Err(Status::deadline_exceeded("no answer in time"))));
-            let status = match answer.ok_or(Error::Closed)? {
+            let answer = way.call(operation, manner.lane, attempt, alone).await;
+            let status = match answer.ok_or(unanswered(Error::Closed, true))? {
                 Ok(answer) => {
-                    let answer = Q::answer(answer).ok_or_else(|| other("the answer is of another call"))?;
-                    return Ok(Answered { answer, sent_at, repeated });
+                    let other = || unanswered(other("the answer is of another call"), true);
+                    return Ok(Answered { answer: Q::answer(answer).ok_or_else(other)?, sent_at, repeated });
                 }
                 Err(status) => status,
             };
-            let again = match verdict(&status) {
-                Verdict::Final(error) => return Err(error),
+            let again = match verdict(&status, manner.stubborn) {
+                Verdict::Final(error) => return Err(unanswered(error, repeated)),
                 Verdict::Again(again) => again,
             };
             repeated |= again.maybe_done;
@@ -157,7 +174,7 @@ impl Caller {
             if let Patience::Until(end) = manner.patience
                 && Instant::now() + pause >= end
             {
-                return Err(Error::Unavailable(status.message().to_owned()));
+                return Err(unanswered(Error::Unavailable(status.message().to_owned()), repeated));
             }
             sleep(pause).await;
         }
@@ -175,7 +192,8 @@ impl Way {
         match &self.coalescer {
             // A try that has less time than a Batch may take must not hang on one.
             Some(coalescer) if lane == Lane::Prompt && !alone && attempt >= self.attempt => {
-                coalescer.call(operation).await
+                let answer = timeout(attempt, coalescer.call(operation)).await;
+                answer.unwrap_or_else(|_| Some(Err(Status::deadline_exceeded("no answer in time"))))
             }
             // The way of each verb is large, and few calls go it: most tasks that hold a reservation never need the room.
             _ => Some(Box::pin(self.servers.call(lane, *operation, attempt)).await),

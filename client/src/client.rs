@@ -11,7 +11,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
     builder::ClientBuilder,
-    call::{Answered, Caller, Manner, Patience, Question},
+    call::{Answered, Caller, Manner, Patience, Question, Unanswered},
     codec::Json,
     error::Error,
     key::Key,
@@ -93,8 +93,8 @@ impl Client {
     pub async fn lookup(&self, key: Key) -> Result<Option<proto::Record>, Error> {
         match self.ask(proto::LookupRequest { key: Some(key.into()) }, self.prompt()).await {
             Ok(answered) => Ok(answered.answer.record),
-            Err(Error::KeyNotFound) => Ok(None),
-            Err(error) => Err(error),
+            Err(Unanswered { error: Error::KeyNotFound, .. }) => Ok(None),
+            Err(unanswered) => Err(unanswered.error),
         }
     }
 
@@ -115,13 +115,19 @@ impl Client {
         let nobody = Key::new("onceward", "reached");
         let manner = Manner { patience: Patience::Until(end), ..self.prompt() };
         match self.ask(proto::LookupRequest { key: Some(nobody.into()) }, manner).await {
-            Ok(_) | Err(Error::KeyNotFound) => Ok(()),
-            Err(error) => Err(error),
+            Ok(_) => Ok(()),
+            // Who may not look at this key may well at others.
+            Err(Unanswered { error: Error::KeyNotFound | Error::Denied(_), .. }) => Ok(()),
+            Err(unanswered) => Err(unanswered.error),
         }
     }
 
     /// Asks the service.
-    pub(crate) async fn ask<Q: Question>(&self, question: Q, manner: Manner) -> Result<Answered<Q::Answer>, Error> {
+    pub(crate) async fn ask<Q: Question>(
+        &self,
+        question: Q,
+        manner: Manner,
+    ) -> Result<Answered<Q::Answer>, Unanswered> {
         self.shared.caller.ask(question, manner).await
     }
 
@@ -131,6 +137,7 @@ impl Client {
             patience: Patience::Until(Instant::now() + self.shared.timeout),
             attempt: self.shared.attempt,
             lane: Lane::Prompt,
+            stubborn: false,
         }
     }
 
@@ -140,16 +147,19 @@ impl Client {
             patience: Patience::Until(Instant::now() + wait + self.shared.timeout),
             attempt: wait + self.shared.attempt,
             lane: Lane::Waiting,
+            stubborn: false,
         }
     }
 
     /// A call that goes on until it is answered.
     pub(crate) fn endless(&self) -> Manner {
-        Manner { patience: Patience::Endless, attempt: self.shared.attempt, lane: Lane::Prompt }
+        Manner { patience: Patience::Endless, stubborn: true, ..self.prompt() }
     }
 
     /// Runs a task that nobody's leaving ends; false if the client is closed.
     pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) -> bool {
+        // Counted before it is looked, so that a close either refuses it or waits for it.
+        let _counted = self.shared.tasks.token();
         let open = !self.shared.closed.is_cancelled();
         if open {
             self.shared.tasks.spawn_on(task, &self.shared.runtime);

@@ -6,10 +6,13 @@
 //!
 //! Who leaves is not sent any more: whoever needs an answer asks again and is queued anew.
 
-use std::{collections::VecDeque, sync::Arc, time::Duration};
+use std::{collections::VecDeque, pin::pin, sync::Arc, time::Duration};
 
 use prost::Message;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
+use tokio::{
+    sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot},
+    time::sleep,
+};
 use tokio_util::task::TaskTracker;
 use tonic::{Code, Status};
 
@@ -20,6 +23,8 @@ use crate::{
 
 /// How many calls may wait, of each kind; more wait at the door.
 const QUEUE_LENGTH: usize = 4096;
+/// After this a call does not keep others from being sent any more: its server may be silent.
+const OVERDUE_AFTER: Duration = Duration::from_millis(500);
 /// How much a Batch has at most, but for one call alone: the service takes 4 MiB.
 const BATCH_BYTES: usize = 3 << 20;
 
@@ -81,6 +86,9 @@ async fn dispatch(mut queue: Queue, servers: Arc<Servers>, tasks: TaskTracker) {
         // Whoever was just answered gets its turn to ask for the next thing, so that the batch has it too.
         tokio::task::yield_now().await;
         let calls = queue.take();
+        if calls.is_empty() {
+            continue;
+        }
         tasks.spawn(send(calls, servers.clone(), queue.options.patience, room));
     }
 }
@@ -143,31 +151,35 @@ fn encoded_bytes(operation: &Operation) -> usize {
 
 /// Sends calls and hands out their answers.
 async fn send(calls: Vec<Call>, servers: Arc<Servers>, patience: Duration, room: OwnedSemaphorePermit) {
-    let (mut operations, waiting): (Vec<_>, Vec<_>) =
-        calls.into_iter().map(|call| (*call.operation, call.answer)).unzip();
-    let answers = match (operations.len(), operations.pop()) {
-        (1, Some(operation)) => servers.call(Lane::Prompt, operation, patience).await.map(|answer| vec![Ok(answer)]),
-        (_, Some(last)) => {
-            operations.push(last);
-            let results = servers.batch(operations, patience).await;
-            results.map(|results| results.into_iter().map(unwrapped).collect())
+    let (operations, waiting): (Vec<_>, Vec<_>) = calls.into_iter().map(|call| (*call.operation, call.answer)).unzip();
+    let mut answers = pin!(answers(operations, &servers, patience));
+    let answers = tokio::select! {
+        biased;
+        answers = &mut answers => {
+            // Before the answers are out: who gets one may want to send the next thing.
+            drop(room);
+            answers
         }
-        // All of them left.
-        (_, None) => return,
+        () = sleep(OVERDUE_AFTER) => {
+            drop(room);
+            answers.await
+        }
     };
-    // Before the answers: who gets one may want to send the next thing.
-    drop(room);
-    match answers {
-        Ok(answers) => {
-            for (waiting, answer) in waiting.into_iter().zip(answers) {
-                let _ = waiting.send(answer);
-            }
-        }
-        Err(status) => {
-            for waiting in waiting {
-                let _ = waiting.send(Err(status.clone()));
-            }
-        }
+    for (waiting, answer) in waiting.into_iter().zip(answers) {
+        let _ = waiting.send(answer);
+    }
+}
+
+/// One answer for each operation.
+async fn answers(mut operations: Vec<Operation>, servers: &Servers, patience: Duration) -> Vec<Answer> {
+    let count = operations.len();
+    if let (1, Some(operation)) = (count, operations.pop_if(|_| count == 1)) {
+        return vec![servers.call(Lane::Prompt, operation, patience).await];
+    }
+    match servers.batch(operations, patience).await {
+        Ok(results) if results.len() == count => results.into_iter().map(unwrapped).collect(),
+        Ok(_) => vec![Err(Status::unknown("a batch has another number of results than operations")); count],
+        Err(status) => vec![Err(status); count],
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tonic::{Code, Status};
+use tonic::{Code, ConnectError, Status};
 use tonic_types::StatusExt;
 
 /// The domain of the service's reasons.
@@ -33,9 +33,15 @@ pub enum Error {
     /// A field of the call is malformed or out of range.
     #[error("the call is invalid: {0}")]
     Invalid(String),
-    /// The service does not know us, or does not let us.
+    /// The service does not know us.
+    #[error("the service does not know us: {0}")]
+    Unauthenticated(String),
+    /// The service does not let us.
     #[error("the service denies access: {0}")]
     Denied(String),
+    /// The result was larger than the service takes, or malformed. A mark is stored in its place, so that nobody acts again.
+    #[error("the result cannot be stored, and a mark is in its place: {0}")]
+    NotKept(String),
     /// There was no answer in time. What was asked may have been done; asking again is safe.
     #[error("no answer in time, last: {0}")]
     Unavailable(String),
@@ -74,9 +80,13 @@ impl Again {
     }
 }
 
-/// Reads a status. What is not of the service itself, whatever its code, is of something on the way to it, and passes.
-pub(crate) fn verdict(status: &Status) -> Verdict {
+/// Reads a status. What is not of the service itself is of something on the way to it: some of it passes for certain, and the
+/// rest, such as an ingress that knows no such path, for those who must not give up.
+pub(crate) fn verdict(status: &Status, stubborn: bool) -> Verdict {
     let reason = reason(status);
+    if stubborn && reason.is_none() {
+        return Verdict::Again(Again { alone: true, after: retry_after(status), ..Again::unanswered() });
+    }
     let message = || status.message().to_owned();
     Verdict::Final(match (status.code(), reason.as_deref()) {
         (_, Some("FINGERPRINT_MISMATCH")) => Error::FingerprintMismatch,
@@ -86,7 +96,8 @@ pub(crate) fn verdict(status: &Status) -> Verdict {
         (_, Some("FENCE_MISMATCH")) => Error::FenceMismatch,
         (_, Some("LOCK_LIVE")) => Error::LockLive,
         (Code::InvalidArgument, _) => Error::Invalid(invalid(status)),
-        (Code::Unauthenticated | Code::PermissionDenied, _) => Error::Denied(message()),
+        (Code::Unauthenticated, _) => Error::Unauthenticated(message()),
+        (Code::PermissionDenied, _) => Error::Denied(message()),
         (_, Some("RESPONSE_TOO_LARGE")) => {
             return Verdict::Again(Again { after: Some(Duration::ZERO), alone: true, ..Again::unanswered() });
         }
@@ -95,7 +106,8 @@ pub(crate) fn verdict(status: &Status) -> Verdict {
         }
         (Code::Unavailable | Code::DeadlineExceeded | Code::Cancelled, _)
         | (Code::Unknown | Code::Internal | Code::ResourceExhausted, None) => {
-            return Verdict::Again(Again { after: retry_after(status), ..Again::unanswered() });
+            let maybe_done = !is_unsent(status);
+            return Verdict::Again(Again { after: retry_after(status), maybe_done, alone: false });
         }
         _ => Error::Other(Box::new(status.clone())),
     })
@@ -105,6 +117,23 @@ pub(crate) fn verdict(status: &Status) -> Verdict {
 pub(crate) fn is_of_the_way(status: &Status) -> bool {
     matches!(status.code(), Code::Unavailable | Code::Cancelled | Code::Unknown | Code::Internal)
         && (status.code() == Code::Unavailable || reason(status).is_none())
+}
+
+/// Whether nobody answered, as far as the code says: not the service, which says so in a form of its own.
+pub(crate) fn is_of_silence(status: &Status) -> bool {
+    matches!(status.code(), Code::Cancelled | Code::DeadlineExceeded) && reason(status).is_none()
+}
+
+/// Whether there was no connection to send it on.
+fn is_unsent(status: &Status) -> bool {
+    let mut source = std::error::Error::source(status);
+    while let Some(error) = source {
+        if error.is::<ConnectError>() {
+            return true;
+        }
+        source = error.source();
+    }
+    false
 }
 
 fn reason(status: &Status) -> Option<String> {
@@ -142,7 +171,9 @@ mod tests {
             (Code::OutOfRange, "RESPONSE_TOO_LARGE", true, true),
             (Code::DeadlineExceeded, "DEADLINE_EXCEEDED", true, false),
         ] {
-            let Verdict::Again(again) = verdict(&of_the_service(code, reason)) else { panic!("{reason} is final") };
+            let Verdict::Again(again) = verdict(&of_the_service(code, reason), false) else {
+                panic!("{reason} is final")
+            };
             let after = Duration::from_millis(if alone { 0 } else { 70 });
             assert_eq!((again.after, again.maybe_done, again.alone), (Some(after), maybe_done, alone), "{reason}");
         }
@@ -151,12 +182,22 @@ mod tests {
     #[test]
     fn whatever_a_broken_connection_says_is_asked_again() {
         for code in [Code::Unavailable, Code::Cancelled, Code::Unknown, Code::Internal, Code::DeadlineExceeded] {
-            let verdict = verdict(&Status::new(code, "h2 protocol error"));
+            let verdict = verdict(&Status::new(code, "h2 protocol error"), false);
             assert!(
                 matches!(verdict, Verdict::Again(Again { after: None, maybe_done: true, alone: false })),
                 "{code:?}"
             );
         }
+    }
+
+    #[test]
+    fn who_must_not_give_up_asks_again_whatever_is_on_the_way() {
+        for code in (1..=16).map(Code::from_i32) {
+            let verdict = verdict(&Status::new(code, "no such path"), true);
+            assert!(matches!(verdict, Verdict::Again(Again { alone: true, maybe_done: true, .. })), "{code:?}");
+        }
+        let decided = verdict(&of_the_service(Code::Aborted, "LEASE_LOST"), true);
+        assert!(matches!(decided, Verdict::Final(Error::LeaseLost)));
     }
 
     #[test]
@@ -168,9 +209,9 @@ mod tests {
             (Code::Internal, "KEY_COLLISION"),
             (Code::InvalidArgument, "INVALID_REQUEST"),
         ] {
-            assert!(matches!(verdict(&of_the_service(code, reason)), Verdict::Final(_)), "{reason}");
+            assert!(matches!(verdict(&of_the_service(code, reason), false), Verdict::Final(_)), "{reason}");
         }
-        assert!(matches!(verdict(&Status::new(Code::Unimplemented, "")), Verdict::Final(Error::Other(_))));
+        assert!(matches!(verdict(&Status::new(Code::Unimplemented, ""), false), Verdict::Final(Error::Other(_))));
     }
 
     #[test]
@@ -178,7 +219,7 @@ mod tests {
         let mut details = ErrorDetails::with_error_info("INVALID_REQUEST", DOMAIN, []);
         details.add_bad_request_violation("key.value", "must not be empty");
         let status = Status::with_error_details(Code::InvalidArgument, "the request is invalid", details);
-        let Verdict::Final(error) = verdict(&status) else { panic!("it is final") };
+        let Verdict::Final(error) = verdict(&status, false) else { panic!("it is final") };
         assert_eq!(error.to_string(), "the call is invalid: the request is invalid; key.value: must not be empty");
     }
 }

@@ -2,7 +2,6 @@
 
 use std::{
     future::Future,
-    ops::{Deref, DerefMut},
     time::{Duration, SystemTime},
 };
 
@@ -12,12 +11,13 @@ use tokio::sync::oneshot;
 use crate::{
     error::Error,
     keeper::{Ending, Settlement},
+    key::Key,
     lease::Lease,
     proto,
     result::StoredResult,
 };
 
-/// A reservation in the caller's hands: the key is theirs to act on. It is a [`Lease`] that can be ended.
+/// A reservation in the caller's hands: the key is theirs to act on. It has a [`Lease`] and ends it.
 ///
 /// Dropped without a word, as by a panic or a future that is cancelled, it is not renewed any more and the lock runs out:
 /// the effect may have been, and to release the key at once would invite a second execution. Where nothing can have
@@ -60,7 +60,55 @@ impl Guard {
         self.lease.clone()
     }
 
-    /// How long the finished record answers duplicates, in place of what was reserved: 1 s to 90 days.
+    /// The key that is reserved.
+    pub fn key(&self) -> &Key {
+        self.lease.key()
+    }
+
+    /// The fencing token: see [`Lease::fence`].
+    pub fn fence(&self) -> i64 {
+        self.lease.fence()
+    }
+
+    /// 1 for the first reservation of the record, one more for each takeover or retry.
+    pub fn attempt(&self) -> i32 {
+        self.lease.attempt()
+    }
+
+    /// What an earlier attempt saved as its last checkpoint: where to resume.
+    pub fn resume_from(&self) -> Option<&Bytes> {
+        self.lease.resume_from()
+    }
+
+    /// Saves where the next attempt may resume: see [`Lease::checkpoint`].
+    ///
+    /// # Errors
+    ///
+    /// As [`Lease::checkpoint`].
+    ///
+    /// # Cancel safety
+    ///
+    /// As [`Lease::checkpoint`].
+    pub async fn checkpoint(&mut self, bytes: impl Into<Bytes>) -> Result<(), Error> {
+        self.lease.checkpoint(bytes).await
+    }
+
+    /// Whether somebody else may act by now.
+    pub fn is_lost(&self) -> bool {
+        self.lease.is_lost()
+    }
+
+    /// Ends when the lease is lost: see [`Lease::lost`].
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropped, nothing has happened.
+    pub fn lost(&self) -> impl Future<Output = ()> + Send + 'static {
+        self.lease.lost()
+    }
+
+    /// How long the completed record answers duplicates, in place of what was reserved: 1 s to 90 days. One out of range is as if
+    /// nothing had been said.
     pub fn retention(mut self, retention: Duration) -> Self {
         self.retention = prost_types::Duration::try_from(retention).ok();
         self
@@ -80,7 +128,9 @@ impl Guard {
     ///
     /// # Errors
     ///
-    /// [`Error::LeaseLost`] if somebody else has acted, or may be acting: look for their result.
+    /// [`Error::LeaseLost`] if somebody else has acted, or may be acting: look for their result. [`Error::NotKept`] if the result
+    /// is larger than the service takes: the key is completed, and duplicates get a mark in place of the result
+    /// ([`StoredResult::is_kept`]).
     ///
     /// # Cancel safety
     ///
@@ -151,20 +201,6 @@ impl Guard {
         }
         // Whoever keeps it is gone only along with its runtime.
         async { was_settled.await.unwrap_or(Err(Error::Closed)) }
-    }
-}
-
-impl Deref for Guard {
-    type Target = Lease;
-
-    fn deref(&self) -> &Lease {
-        &self.lease
-    }
-}
-
-impl DerefMut for Guard {
-    fn deref_mut(&mut self) -> &mut Lease {
-        &mut self.lease
     }
 }
 

@@ -17,13 +17,13 @@ use tokio::{
 use tracing::warn;
 
 use crate::{
-    call::{Answered, Manner, Patience},
+    call::{Answered, Manner, Patience, Unanswered},
     client::Client,
     error::Error,
     guard::Settled,
     lease::{Checkpoint, Hold},
     proto,
-    result::{granted, time},
+    result::{StoredResult, granted, time},
 };
 
 /// How a guard ends: with this outcome.
@@ -35,13 +35,44 @@ pub(crate) struct Ending {
 }
 
 /// The outcome of an operation, without key and token.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) enum Settlement {
     Complete(proto::CompleteRequest),
     Fail(proto::FailRequest),
 }
 
 impl Settlement {
+    /// Takes away what is too large, and says so.
+    fn make_fit(&mut self) -> Result<(), String> {
+        let fits = self.result().is_none_or(|result| StoredResult::from(result.clone()).fits());
+        if fits {
+            return Ok(());
+        }
+        self.leave_mark();
+        Err("it is too large".into())
+    }
+
+    fn leave_mark(&mut self) {
+        if let Some(result) = self.result() {
+            *result = StoredResult::unstored(result.code, "refused").into();
+        }
+    }
+
+    /// Whether there was a retention to forget, which may be out of range.
+    fn forget_retention(&mut self) -> bool {
+        match self {
+            Self::Complete(request) => request.retention.take().is_some(),
+            Self::Fail(_) => false,
+        }
+    }
+
+    fn result(&mut self) -> Option<&mut proto::Result> {
+        match self {
+            Self::Complete(request) => request.result.as_mut(),
+            Self::Fail(request) => request.result.as_mut(),
+        }
+    }
+
     /// Nothing was done.
     pub(crate) fn release(checkpoint: Option<Bytes>) -> Self {
         Self::Fail(proto::FailRequest { retryable: true, checkpoint, ..proto::FailRequest::default() })
@@ -61,16 +92,12 @@ pub(crate) struct Keeper {
     pub(crate) ending: oneshot::Receiver<Ending>,
 }
 
+type RenewAnswer = Result<Answered<proto::RenewResponse>, Unanswered>;
+
 /// A Renew under way.
 struct Renewal {
-    answer: Pin<Box<dyn Future<Output = Result<Answered<proto::RenewResponse>, Error>> + Send>>,
+    answer: Pin<Box<dyn Future<Output = RenewAnswer> + Send>>,
     saved: Option<oneshot::Sender<Result<(), Error>>>,
-}
-
-impl Renewal {
-    fn is_awaited(&self) -> bool {
-        self.saved.as_ref().is_some_and(|saved| !saved.is_closed())
-    }
 }
 
 impl Keeper {
@@ -86,7 +113,7 @@ impl Keeper {
         while self.checkpoints.try_recv().is_ok() {}
         let outcome = Box::pin(self.settle(settlement)).await;
         self.hold.send_replace(match outcome {
-            Ok(_) | Err(Error::AlreadyFinished) => Hold::Settled,
+            Ok(_) | Err(Error::AlreadyFinished | Error::NotKept(_)) => Hold::Settled,
             Err(_) => Hold::Lost,
         });
         let unheard = match settled {
@@ -100,21 +127,25 @@ impl Keeper {
 
     async fn held(&mut self) -> Option<Ending> {
         let mut renewal: Option<Renewal> = None;
-        let mut sequence = 0;
+        let (mut sequence, mut failed_at) = (0, None);
         loop {
-            let renewed_at = self.since + self.lock_ttl / 3;
             let live = matches!(*self.hold.borrow(), Hold::Until(_));
-            // Whoever waits for a checkpoint is told of it before the next one takes its place.
-            let saving = renewal.as_ref().is_some_and(Renewal::is_awaited);
+            let idle = renewal.is_none();
+            let planned = self.since + self.lock_ttl / 3;
+            let renewed_at = failed_at.map_or(planned, |failed_at| planned.max(failed_at + self.lock_ttl / 12));
             tokio::select! {
                 biased;
                 ending = &mut self.ending => return ending.ok(),
-                Some(checkpoint) = self.checkpoints.recv(), if !saving => {
+                answer = answer(&mut renewal) => {
+                    failed_at = answer.is_err().then(Instant::now);
+                    self.renewed(renewal.take(), answer);
+                }
+                // One after the other: a Renew under way is not given up for the next, or a slow way would save nothing.
+                Some(checkpoint) = self.checkpoints.recv(), if idle => {
                     sequence += 1;
                     renewal = Some(self.renewal(Some((checkpoint, sequence))));
                 }
-                answer = answer(&mut renewal) => self.renewed(renewal.take(), answer),
-                () = sleep_until(renewed_at), if live && renewal.is_none() => {
+                () = sleep_until(renewed_at), if live && idle => {
                     self.notice_lateness(renewed_at);
                     renewal = Some(self.renewal(None));
                 }
@@ -127,8 +158,9 @@ impl Keeper {
     }
 
     /// Renews once, before anybody is told of the lease.
-    pub(crate) async fn renew(&mut self) -> Result<(), Error> {
-        let answered = self.client.ask(self.request(None, None), self.client.prompt()).await?;
+    pub(crate) async fn renew(&mut self, patience: Patience) -> Result<(), Error> {
+        let manner = Manner { patience, ..self.client.prompt() };
+        let answered = self.client.ask(self.request(None, None), manner).await?;
         self.extend(&answered);
         Ok(())
     }
@@ -141,11 +173,16 @@ impl Keeper {
             None => (self.request(None, None), None),
         };
         let prompt = self.client.prompt();
-        let manner = Manner {
-            patience: Patience::Until(self.since + self.lock_ttl),
-            // A try that hangs leaves time for others before the lock ends.
-            attempt: prompt.attempt.min(self.lock_ttl / 4),
-            ..prompt
+        let manner = match *self.hold.borrow() {
+            Hold::Until(end) => Manner {
+                patience: Patience::Until(end),
+                // A try that hangs leaves time for others before the lock ends.
+                attempt: prompt.attempt.min(self.lock_ttl / 4),
+                stubborn: true,
+                ..prompt
+            },
+            // It is too late for the lock, but a checkpoint may still be saved.
+            Hold::Lost | Hold::Settled => prompt,
         };
         let client = self.client.clone();
         Renewal { answer: Box::pin(async move { client.ask(request, manner).await }), saved }
@@ -164,16 +201,24 @@ impl Keeper {
     fn extend(&mut self, answered: &Answered<proto::RenewResponse>) {
         self.since = answered.sent_at;
         self.lock_ttl = granted(answered.answer.lock_ttl).unwrap_or(self.lock_ttl);
-        self.hold.send_replace(Hold::Until(self.since + self.lock_ttl));
+        // Lost is lost: those who were told may have stopped.
+        let end = self.since + self.lock_ttl;
+        self.hold.send_if_modified(|hold| match hold {
+            Hold::Until(until) => {
+                *until = end;
+                true
+            }
+            Hold::Lost | Hold::Settled => false,
+        });
     }
 
-    fn renewed(&mut self, renewal: Option<Renewal>, answer: Result<Answered<proto::RenewResponse>, Error>) {
+    fn renewed(&mut self, renewal: Option<Renewal>, answer: RenewAnswer) {
         let saved = match answer {
             Ok(answered) => {
                 self.extend(&answered);
                 Ok(())
             }
-            Err(error) => {
+            Err(Unanswered { error, .. }) => {
                 match error {
                     Error::LeaseLost | Error::KeyNotFound => {
                         warn!(key = ?self.key, %error, "a lease is lost");
@@ -191,10 +236,27 @@ impl Keeper {
         }
     }
 
-    async fn settle(&self, settlement: Settlement) -> Result<Settled, Error> {
+    /// Sends an outcome until it is answered. One that the service would not take leaves a mark in its place, since nobody may
+    /// act again.
+    async fn settle(&self, mut settlement: Settlement) -> Result<Settled, Error> {
+        let mut kept = settlement.make_fit();
+        loop {
+            let refused = match (self.send(&settlement).await, &kept) {
+                (Err(Error::Invalid(refused)), Ok(())) => refused,
+                (Ok(_), Err(refused)) => return Err(Error::NotKept(refused.clone())),
+                (outcome, _) => return outcome,
+            };
+            if !settlement.forget_retention() {
+                settlement.leave_mark();
+                kept = Err(refused);
+            }
+        }
+    }
+
+    async fn send(&self, settlement: &Settlement) -> Result<Settled, Error> {
         let (key, token) = (Some(self.key.clone()), self.token.clone());
         let manner = self.client.endless();
-        match settlement {
+        match settlement.clone() {
             Settlement::Complete(request) => {
                 let request = proto::CompleteRequest { key, token, ..request };
                 let answer = self.client.ask(request, manner).await?.answer;
@@ -218,7 +280,7 @@ impl Keeper {
 }
 
 /// What a Renew under way is answered; for ever, if none is.
-async fn answer(renewal: &mut Option<Renewal>) -> Result<Answered<proto::RenewResponse>, Error> {
+async fn answer(renewal: &mut Option<Renewal>) -> RenewAnswer {
     match renewal {
         Some(renewal) => renewal.answer.as_mut().await,
         None => pending().await,

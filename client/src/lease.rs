@@ -141,6 +141,8 @@ impl Lease {
                     Hold::Settled => pending().await,
                 };
                 let end_comes = {
+                    // Where it is awaited, if that is a runtime: the other one may be blocked.
+                    let runtime = Handle::try_current().unwrap_or_else(|_| runtime.clone());
                     let _inside = runtime.enter();
                     sleep_until(end)
                 };

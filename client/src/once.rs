@@ -226,8 +226,8 @@ impl<C> Once<C> {
         let work = work(guard.lease());
         let done = tokio::select! {
             biased;
-            done = work => done,
             () = lost, if self.cancel_on_loss => return Err(OnceError::LeaseLost),
+            done = work => done,
         };
         let settled = match done {
             Ok(value) => {
@@ -245,6 +245,7 @@ impl<C> Once<C> {
         };
         match settled {
             (Err(Error::LeaseLost), _) => self.of_the_winner().await,
+            (Err(Error::NotKept(_)), told) => Err(told),
             // What the work said counts more than that the service was not told.
             (Err(error), told) => {
                 warn!(%error, "the failure of an operation was not taken");
@@ -262,6 +263,7 @@ impl<C> Once<C> {
         let record = self.reserve.client().lookup(self.reserve.key().clone()).await?.ok_or(OnceError::LeaseLost)?;
         match (record.status(), Finished::of_record(record)) {
             (RecordStatus::Completed, Some(finished)) => replayed::<C, T, E>(finished),
+            (RecordStatus::Failed, Some(finished)) => Err(OnceError::FailedBefore(finished.into())),
             _ => Err(OnceError::LeaseLost),
         }
     }
@@ -285,7 +287,7 @@ fn kept(encoded: Result<Vec<u8>, CodecError>) -> StoredResult {
 }
 
 fn replayed<C: Codec<T>, T, E>(finished: Finished) -> Result<Outcome<T>, OnceError<E>> {
-    if finished.result.unstored_reason().is_some() {
+    if !finished.result.is_kept() {
         return Err(OnceError::NotKept(finished.into()));
     }
     let value = C::decode(&finished.result.body)?;

@@ -13,7 +13,7 @@ use tokio::{
 use uuid::Uuid;
 
 use crate::{
-    call::{Answered, Manner, Patience},
+    call::{Answered, Manner, Patience, Unanswered},
     client::Client,
     error::Error,
     fingerprint::Fingerprint,
@@ -32,7 +32,11 @@ const LOCK_TTL: Duration = Duration::from_secs(30);
 /// How long one call may be held by a server, of the 60 s that it allows: a server that falls silent costs no more.
 const WAIT_MAX: Duration = Duration::from_secs(5);
 /// The pause before waiting again where a server did not hold the call as long as it was asked to.
-const WAIT_PAUSE: Duration = Duration::from_millis(50);
+const WAIT_PAUSE_MIN: Duration = Duration::from_millis(50);
+/// What it grows to.
+const WAIT_PAUSE_MAX: Duration = Duration::from_secs(1);
+/// The longest wait: a day, which is longer than any caller's patience.
+const WAIT_IN_ALL_MAX: Duration = Duration::from_secs(24 * 3600);
 
 /// A key to reserve, and how; await it.
 ///
@@ -64,7 +68,8 @@ const WAIT_PAUSE: Duration = Duration::from_millis(50);
 ///
 /// # Cancel safety
 ///
-/// Dropped, a task goes on until the service has answered, and gives the key back if it was acquired: nothing was done.
+/// Dropped, a task goes on until the service has answered, and gives the key back if it was acquired: nothing was done. It
+/// does not go on waiting for somebody else.
 #[derive(Clone, Debug)]
 #[must_use = "a key is reserved when this is awaited"]
 pub struct Reserve {
@@ -105,7 +110,7 @@ impl Reserve {
 
     /// How long to wait while somebody else holds the key; not at all by default.
     pub fn wait(mut self, wait: Duration) -> Self {
-        self.wait = wait;
+        self.wait = wait.min(WAIT_IN_ALL_MAX);
         self
     }
 
@@ -147,27 +152,33 @@ impl IntoFuture for Reserve {
     type IntoFuture = Pin<Box<dyn Future<Output = Self::Output> + Send>>;
 
     fn into_future(self) -> Self::IntoFuture {
-        Box::pin(async {
-            let (answer, answered) = oneshot::channel();
-            let client = self.client.clone();
-            if !client.spawn(own(self, answer)) {
-                return Err(Error::Closed);
-            }
-            match answered.await {
-                Ok(Ok(Reservation::Acquired(guard))) => Ok(Reservation::Acquired(guard.seen())),
-                Ok(answer) => answer,
-                // The runtime that the client was made in is gone.
-                Err(_) => Err(Error::Closed),
+        Box::pin(async move {
+            loop {
+                let (answer, answered) = oneshot::channel();
+                if !self.client.spawn(own(self.clone(), answer)) {
+                    return Err(Error::Closed);
+                }
+                match answered.await {
+                    // It came too late to begin with. Dropped unseen, it is given back.
+                    Ok(Ok(Reservation::Acquired(guard))) if guard.is_lost() => {}
+                    Ok(Ok(Reservation::Acquired(guard))) => return Ok(Reservation::Acquired(guard.seen())),
+                    Ok(answer) => return answer,
+                    // The runtime that the client was made in is gone.
+                    Err(_) => return Err(Error::Closed),
+                }
             }
         })
     }
 }
 
+/// Who waits for a reservation.
+type Answer = oneshot::Sender<Result<Reservation, Error>>;
+
 /// Owns a reservation from its first Reserve to its end.
-async fn own(reserve: Reserve, answer: oneshot::Sender<Result<Reservation, Error>>) {
-    let mut abandoned = None;
+async fn own(reserve: Reserve, mut answer: Answer) {
+    let mut unanswered = None;
     // What is needed to reserve takes room, and the task may live long.
-    match Box::pin(reserve.acquire(&mut abandoned)).await {
+    match Box::pin(reserve.acquire(&mut answer, &mut unanswered)).await {
         Ok(Found::Ours(keeper, guard)) => {
             // One that nobody receives is dropped unseen, which gives the key back.
             let _ = answer.send(Ok(Reservation::Acquired(guard)));
@@ -176,7 +187,7 @@ async fn own(reserve: Reserve, answer: oneshot::Sender<Result<Reservation, Error
         Ok(Found::Theirs(reservation)) => drop(answer.send(Ok(reservation))),
         Err(error) => {
             let _ = answer.send(Err(error));
-            if let Some(request) = abandoned {
+            if let Some(request) = unanswered {
                 Box::pin(reserve.give_back(request)).await;
             }
         }
@@ -189,10 +200,15 @@ enum Found {
 }
 
 impl Reserve {
-    /// Reserves until it is known whose the key is. A Reserve that was never answered is left in `abandoned`.
-    async fn acquire(&self, abandoned: &mut Option<proto::ReserveRequest>) -> Result<Found, Error> {
+    /// Reserves until it is known whose the key is. A Reserve that may have been done without an answer is left in `unanswered`.
+    async fn acquire(
+        &self,
+        answer: &mut Answer,
+        unanswered: &mut Option<proto::ReserveRequest>,
+    ) -> Result<Found, Error> {
         let end = Instant::now() + self.wait;
         let patience = self.client.waiting(self.wait).patience;
+        let mut pause = WAIT_PAUSE_MIN;
         // Most keys are free: a call that need not be held goes together with others.
         let mut held = false;
         // One token for as long as nothing was done under it, so that a copy that comes late is the same reservation.
@@ -200,17 +216,21 @@ impl Reserve {
         loop {
             let (request, manner) = self.attempt(&token, if held { end } else { Instant::now() });
             let manner = Manner { patience, ..manner };
-            let answered = match self.client.ask(request.clone(), manner).await {
+            let asked = tokio::select! {
+                biased;
+                asked = self.client.ask(request.clone(), manner) => asked,
+                // Nobody waits any more: neither does the service.
+                () = answer.closed(), if held => Err(Unanswered { error: Error::Closed, maybe_done: true }),
+            };
+            let answered = match asked {
                 Ok(answered) => answered,
                 // A copy that came late names an attempt that is over. Nobody has acted under this token: take another.
-                Err(Error::LeaseLost | Error::AlreadyFinished) => {
+                Err(Unanswered { error: Error::LeaseLost | Error::AlreadyFinished, .. }) => {
                     (token, repeated) = (fresh_token(), false);
                     continue;
                 }
-                Err(error) => {
-                    if matches!(error, Error::Unavailable(_)) {
-                        *abandoned = Some(request);
-                    }
+                Err(Unanswered { error, maybe_done }) => {
+                    *unanswered = Some(request).filter(|_| maybe_done || repeated);
                     return Err(error);
                 }
             };
@@ -218,7 +238,7 @@ impl Reserve {
             repeated |= again;
             return Ok(Found::Theirs(match answer.outcome {
                 Some(Outcome::Acquired(acquired)) => {
-                    match self.hold_on(request.token.clone(), acquired, sent_at).await {
+                    match self.hold_on(request.token.clone(), acquired, sent_at, patience).await {
                         Ok((keeper, guard)) => return Ok(Found::Ours(keeper, guard)),
                         // Somebody else has it by now.
                         Err(Error::LeaseLost | Error::KeyNotFound) => {
@@ -226,22 +246,33 @@ impl Reserve {
                             continue;
                         }
                         Err(error) => {
-                            *abandoned = Some(request);
+                            *unanswered = Some(request);
                             return Err(error);
                         }
                     }
                 }
-                Some(Outcome::InDoubt(_)) if repeated && self.was_ours(request.token).await? => {
-                    (token, repeated) = (fresh_token(), false);
-                    continue;
+                Some(Outcome::InDoubt(doubt)) if repeated => {
+                    let manner = Manner { patience, ..self.client.prompt() };
+                    match self.was_ours(token.clone(), manner).await {
+                        Ok(true) => {
+                            (token, repeated) = (fresh_token(), false);
+                            continue;
+                        }
+                        Ok(false) => Reservation::InDoubt(doubt.into()),
+                        Err(error) => {
+                            *unanswered = Some(request);
+                            return Err(error);
+                        }
+                    }
                 }
                 Some(Outcome::InDoubt(doubt)) => Reservation::InDoubt(doubt.into()),
                 Some(Outcome::Completed(finished)) => Reservation::Completed(finished.into()),
                 Some(Outcome::Failed(finished)) => Reservation::Failed(finished.into()),
-                Some(Outcome::InProgress(_)) if Instant::now() + WAIT_PAUSE < end => {
+                Some(Outcome::InProgress(_)) if Instant::now() + pause < end => {
                     // A server that shuts down, or has too many who wait, answers before the wait is over.
-                    if held {
-                        sleep(WAIT_PAUSE).await;
+                    if held && sent_at.elapsed() < WAIT_MAX / 2 {
+                        sleep(pause).await;
+                        pause = (pause * 2).min(WAIT_PAUSE_MAX);
                     }
                     held = true;
                     continue;
@@ -269,6 +300,7 @@ impl Reserve {
         token: String,
         acquired: proto::Acquired,
         sent_at: Instant,
+        patience: Patience,
     ) -> Result<(Keeper, Guard), Error> {
         let lock_ttl = granted(acquired.lock_ttl).unwrap_or(LOCK_TTL);
         let (hold, held) = watch::channel(Hold::Until(sent_at + lock_ttl));
@@ -277,9 +309,12 @@ impl Reserve {
         let key = proto::Key::from(self.key.clone());
         let mut keeper =
             Keeper { client: self.client.clone(), key, token, lock_ttl, since: sent_at, hold, checkpoints, ending };
-        // By our clock a good part of the lock is over, or all of it, although it was granted a moment ago.
-        if sent_at.elapsed() > lock_ttl / 3 {
-            keeper.renew().await?;
+        // By our clock a good part of the lock is over, or all of it, although it was granted a moment ago. On a way that takes
+        // longer than a third of the lock it is enough that the lease is live.
+        let mut live = sent_at.elapsed() <= lock_ttl / 3;
+        while !live {
+            keeper.renew(patience).await?;
+            live = keeper.since.elapsed() < keeper.lock_ttl;
         }
         let facts = Facts {
             key: self.key.clone(),
@@ -292,18 +327,18 @@ impl Reserve {
     }
 
     /// Whether a doubt is about our own Reserve, whose answer got lost until its lock was over. Nothing was done under its
-    /// token, so it is given back.
-    async fn was_ours(&self, token: String) -> Result<bool, Error> {
+    /// token, so it is given back. One that is somebody else's is left as it is.
+    async fn was_ours(&self, token: String, manner: Manner) -> Result<bool, Error> {
         let request = proto::FailRequest {
             key: Some(self.key.clone().into()),
             token,
             retryable: true,
             ..proto::FailRequest::default()
         };
-        match self.client.ask(request, self.client.prompt()).await {
+        match self.client.ask(request, manner).await {
             Ok(_) => Ok(true),
-            Err(Error::LeaseLost | Error::KeyNotFound | Error::AlreadyFinished) => Ok(false),
-            Err(error) => Err(error),
+            Err(Unanswered { error: Error::LeaseLost | Error::KeyNotFound | Error::AlreadyFinished, .. }) => Ok(false),
+            Err(unanswered) => Err(unanswered.error),
         }
     }
 
@@ -312,19 +347,15 @@ impl Reserve {
     async fn give_back(&self, mut request: proto::ReserveRequest) {
         let Some(_room) = self.client.abandoned() else { return };
         request.wait = None;
-        let holds = request.on_expiry.is_some();
+        // A lock that is to be held does not just run out: it would be in doubt.
+        let lock_ttl = granted(request.lock_ttl).unwrap_or(LOCK_TTL);
+        let patience =
+            if request.on_expiry.is_some() { Patience::Endless } else { Patience::Until(Instant::now() + lock_ttl) };
+        let manner = Manner { patience, ..self.client.prompt() };
         let token = request.token.clone();
-        let manner = Manner {
-            patience: if holds {
-                Patience::Endless
-            } else {
-                Patience::Until(Instant::now() + granted(request.lock_ttl).unwrap_or(LOCK_TTL))
-            },
-            ..self.client.prompt()
-        };
         let outcome = self.client.ask(request, manner).await.ok().and_then(|answered| answered.answer.outcome);
         if let Some(Outcome::Acquired(_) | Outcome::InDoubt(_)) = outcome {
-            let _ = self.was_ours(token).await;
+            let _ = self.was_ours(token, manner).await;
         }
     }
 }

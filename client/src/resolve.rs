@@ -48,6 +48,7 @@ impl Client {
             resolution: Some(resolution),
             force: force.then_some(true),
         };
-        self.ask(request, self.prompt()).await.map(drop)
+        self.ask(request, self.prompt()).await?;
+        Ok(())
     }
 }

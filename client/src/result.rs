@@ -65,6 +65,11 @@ impl StoredResult {
         Self::default().code(code).metadata(UNSTORED, reason)
     }
 
+    /// Whether this is the result, and not a mark in place of one that could not be stored.
+    pub fn is_kept(&self) -> bool {
+        self.unstored_reason().is_none()
+    }
+
     /// Why this stands in place of the real result, if it does.
     pub(crate) fn unstored_reason(&self) -> Option<&str> {
         self.metadata.iter().find(|(name, _)| name == UNSTORED).map(|(_, reason)| reason.as_str())

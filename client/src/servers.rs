@@ -5,6 +5,7 @@
 //! Complete.
 
 use std::{
+    pin::pin,
     sync::{
         Mutex, MutexGuard, PoisonError,
         atomic::{AtomicUsize, Ordering},
@@ -12,7 +13,7 @@ use std::{
     time::Duration,
 };
 
-use tokio::time::{Instant, timeout};
+use tokio::time::{Instant, sleep, timeout};
 use tonic::{
     Request, Status,
     metadata::MetadataValue,
@@ -20,7 +21,7 @@ use tonic::{
 };
 
 use crate::{
-    error::is_of_the_way,
+    error::{is_of_silence, is_of_the_way},
     proto::{
         BatchOperation, BatchRequest, BatchResult, batch_operation::Operation, batch_result,
         idempotency_service_client::IdempotencyServiceClient,
@@ -31,6 +32,10 @@ use crate::{
 const AVOIDED_MIN: Duration = Duration::from_millis(50);
 /// For how long at most.
 const AVOIDED_MAX: Duration = Duration::from_secs(5);
+/// A call that should be answered at once is overdue after this: its server gets no others until it has answered.
+const OVERDUE_AFTER: Duration = Duration::from_millis(500);
+/// A try with less time than this says nothing of its server when it ends without an answer.
+const TELLING: Duration = Duration::from_millis(100);
 
 /// What the credentials are sent as.
 pub(crate) type Authorization = MetadataValue<tonic::metadata::Ascii>;
@@ -67,13 +72,18 @@ struct Line {
 /// How a server has answered lately.
 #[derive(Default)]
 struct Health {
+    /// In a row.
     failures: u32,
     avoided_until: Option<Instant>,
+    /// One call finds out whether it is well again, and not all of them.
+    probed: bool,
 }
 
 /// A connection that was chosen for a call.
 struct Choice<'s> {
     server: &'s Server,
+    /// Whether it is the one that finds out.
+    probes: bool,
     lane: Lane,
     channel: Channel,
     generation: usize,
@@ -121,7 +131,7 @@ impl Servers {
                 }
             })
         };
-        choice.judged(timeout(patience, answer).await)
+        choice.judge(patience, answer).await
     }
 
     /// Calls several operations as one Batch, whose results are in their order.
@@ -139,7 +149,7 @@ impl Servers {
             operations.into_iter().map(|operation| BatchOperation { operation: Some(operation) }).collect();
         let mut client = choice.client();
         let answer = client.batch(self.request(BatchRequest { operations }, patience));
-        choice.judged(timeout(patience, answer).await).map(|answer| answer.into_inner().results)
+        choice.judge(patience, answer).await.map(|answer| answer.into_inner().results)
     }
 
     fn request<M>(&self, message: M, patience: Duration) -> Request<M> {
@@ -156,10 +166,20 @@ impl Servers {
         let now = Instant::now();
         let first = self.next.fetch_add(1, Ordering::Relaxed);
         let in_turn =
-            (0..self.servers.len()).filter_map(|n| self.servers.get((first.wrapping_add(n)) % self.servers.len()));
-        let server = in_turn.min_by_key(|server| server.avoided_until().filter(|until| *until > now))?;
-        Some(server.choice(lane))
+            || (0..self.servers.len()).filter_map(|n| self.servers.get(first.wrapping_add(n) % self.servers.len()));
+        let fine = in_turn().find_map(|server| Some(server.choice(lane, server.admits(now)?)));
+        fine.or_else(|| {
+            let soonest = in_turn().min_by_key(|server| locked(&server.health).avoided_until)?;
+            Some(soonest.choice(lane, Admission::Regular))
+        })
     }
+}
+
+/// How a call comes to a server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Admission {
+    Regular,
+    Probe,
 }
 
 impl Server {
@@ -168,14 +188,24 @@ impl Server {
         Self { lines: Mutex::new([line(), line()]), health: Mutex::default(), endpoint }
     }
 
-    fn choice(&self, lane: Lane) -> Choice<'_> {
-        let [prompt, waiting] = &*locked(&self.lines);
-        let line = if lane == Lane::Prompt { prompt } else { waiting };
-        Choice { server: self, lane, channel: line.channel.clone(), generation: line.generation }
+    /// Whether it gets a call: always if it is well, and one at a time if it has failed and was avoided since.
+    fn admits(&self, now: Instant) -> Option<Admission> {
+        let mut health = locked(&self.health);
+        if health.failures == 0 {
+            return Some(Admission::Regular);
+        }
+        if health.probed || health.avoided_until.is_some_and(|until| until > now) {
+            return None;
+        }
+        health.probed = true;
+        Some(Admission::Probe)
     }
 
-    fn avoided_until(&self) -> Option<Instant> {
-        locked(&self.health).avoided_until
+    fn choice(&self, lane: Lane, admission: Admission) -> Choice<'_> {
+        let [prompt, waiting] = &*locked(&self.lines);
+        let line = if lane == Lane::Prompt { prompt } else { waiting };
+        let (channel, generation) = (line.channel.clone(), line.generation);
+        Choice { server: self, probes: admission == Admission::Probe, lane, channel, generation }
     }
 }
 
@@ -184,27 +214,37 @@ impl Choice<'_> {
         IdempotencyServiceClient::new(self.channel.clone())
     }
 
-    /// What the answer says of the server and of the connection.
-    fn judged<T>(&self, answer: Result<Result<T, Status>, tokio::time::error::Elapsed>) -> Result<T, Status> {
-        match answer {
-            Ok(answer) => {
-                let failed = answer.as_ref().err().is_some_and(is_of_the_way);
-                self.count(failed);
-                answer
-            }
-            Err(_) => {
-                self.leave();
+    /// Waits for an answer, and draws from it what it says of the server and of the connection.
+    async fn judge<T>(self, patience: Duration, answer: impl Future<Output = Result<T, Status>>) -> Result<T, Status> {
+        let begun = Instant::now();
+        let mut answer = pin!(timeout(patience, answer));
+        let answer = tokio::select! {
+            biased;
+            answer = &mut answer => answer,
+            () = sleep(OVERDUE_AFTER), if self.lane == Lane::Prompt => {
                 self.count(true);
-                Err(Status::deadline_exceeded("no answer in time"))
+                answer.await
             }
+        };
+        let answer = answer.unwrap_or_else(|_| Err(Status::deadline_exceeded("no answer in time")));
+        let error = answer.as_ref().err();
+        // The library has a timer of its own for the same end, and calls it a cancellation.
+        let silent = begun.elapsed() >= patience && error.is_some_and(is_of_silence);
+        if silent && patience >= TELLING {
+            self.leave();
         }
+        if !silent || patience >= TELLING {
+            self.count(silent || error.is_some_and(is_of_the_way));
+        }
+        answer
     }
 
     fn count(&self, failed: bool) {
         let mut health = locked(&self.server.health);
         if failed {
             let avoided = (AVOIDED_MIN * 2_u32.pow(health.failures.min(10))).min(AVOIDED_MAX);
-            *health = Health { failures: health.failures + 1, avoided_until: Some(Instant::now() + avoided) };
+            health.failures = health.failures.saturating_add(1);
+            health.avoided_until = Some(Instant::now() + avoided);
         } else if health.failures > 0 {
             *health = Health::default();
         }
@@ -217,6 +257,14 @@ impl Choice<'_> {
         let line = if self.lane == Lane::Prompt { prompt } else { waiting };
         if line.generation == self.generation {
             *line = Line { channel: self.server.endpoint.connect_lazy(), generation: self.generation + 1 };
+        }
+    }
+}
+
+impl Drop for Choice<'_> {
+    fn drop(&mut self) {
+        if self.probes {
+            locked(&self.server.health).probed = false;
         }
     }
 }
