@@ -174,7 +174,7 @@ impl Keeper {
         };
         let prompt = self.client.prompt();
         let manner = match *self.hold.borrow() {
-            Hold::Until(end) => Manner {
+            Hold::Until(end) if Instant::now() < end => Manner {
                 patience: Patience::Until(end),
                 // A try that hangs leaves time for others before the lock ends.
                 attempt: prompt.attempt.min(self.lock_ttl / 4),
@@ -182,7 +182,7 @@ impl Keeper {
                 ..prompt
             },
             // It is too late for the lock, but a checkpoint may still be saved.
-            Hold::Lost | Hold::Settled => prompt,
+            Hold::Until(_) | Hold::Lost | Hold::Settled => prompt,
         };
         let client = self.client.clone();
         Renewal { answer: Box::pin(async move { client.ask(request, manner).await }), saved }

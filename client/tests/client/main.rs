@@ -11,6 +11,7 @@
 
 mod coalescing;
 mod fake;
+mod faults;
 mod grpc;
 mod grpc_service;
 mod guard;

@@ -1,0 +1,434 @@
+//! Faults of servers and of the way to them, and what must not come of them.
+
+use std::{
+    collections::HashMap,
+    convert::Infallible,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+    time::{Duration, SystemTime},
+};
+
+use onceward::proto::{self, batch_operation::Operation, batch_result::Result as Answer, reserve_response::Outcome};
+use onceward_client::{
+    Client, Error, Failure, OnceError, Reservation, Source, StoredResult, proto::RecordStatus, testing::Server,
+};
+use tokio::{
+    net::{TcpListener, TcpStream},
+    runtime::Builder,
+    task::JoinSet,
+    time::{Instant, sleep, timeout},
+};
+use tonic::{Code, Status};
+use tonic_types::{ErrorDetails, StatusExt};
+
+use crate::{
+    fake::{Call, Fake, granting},
+    proxy::{Fault, Proxy, Way},
+    support::{MILLISECOND, SECOND, acquired, completed, direct, eventually, key, server, within, world},
+};
+
+/// A fake that holds no call.
+async fn fake(answering: impl Fn(&Operation, bool) -> Result<Answer, Status> + Send + Sync + 'static) -> Fake {
+    let fake = Fake::start(answering).await;
+    fake.let_go(100_000);
+    fake
+}
+
+fn impatient(fake: &Fake) -> Client {
+    Client::builder([fake.endpoint()]).timeout(300 * MILLISECOND).batch_calls_max(1).lazy().unwrap()
+}
+
+fn asked(fake: &Fake, verb: &str) -> usize {
+    fake.calls().iter().filter(|call| matches!(call, Call::Single(other, _) if *other == verb)).count()
+}
+
+fn known(outcome: Outcome) -> Result<Answer, Status> {
+    Ok(Answer::Reserve(proto::ReserveResponse { outcome: Some(outcome) }))
+}
+
+#[tokio::test]
+async fn a_doubt_of_our_own_is_given_back_however_long_that_takes() {
+    let (reserves, away) = (AtomicUsize::new(0), Arc::new(AtomicBool::new(true)));
+    let is_away = away.clone();
+    let fake = fake(move |operation, batched| match operation {
+        Operation::Reserve(_) if reserves.fetch_add(1, Ordering::SeqCst) == 0 => Err(Status::unavailable("cut")),
+        Operation::Reserve(_) => known(Outcome::InDoubt(proto::InDoubt::default())),
+        Operation::Fail(_) if is_away.load(Ordering::SeqCst) => Err(Status::unavailable("away")),
+        other => granting(other, batched),
+    })
+    .await;
+    assert!(matches!(impatient(&fake).reserve(key("k")).hold().await, Err(Error::Unavailable(_))));
+    // Far beyond the time that the caller had.
+    let before = asked(&fake, "fail");
+    eventually("it goes on", async || asked(&fake, "fail") > before + 2).await;
+    away.store(false, Ordering::SeqCst);
+    sleep(4 * SECOND).await;
+    let after = asked(&fake, "fail");
+    sleep(SECOND).await;
+    assert_eq!(asked(&fake, "fail"), after);
+}
+
+#[tokio::test]
+async fn a_reserve_that_may_have_been_done_is_given_back_whatever_the_last_answer_was() {
+    let tries = AtomicUsize::new(0);
+    let fake = fake(move |operation, batched| match operation {
+        Operation::Reserve(_) => match tries.fetch_add(1, Ordering::SeqCst) {
+            0 => Err(Status::unavailable("done, and the answer lost")),
+            1 => Err(Status::unimplemented("no such path")),
+            _ => granting(operation, batched),
+        },
+        other => granting(other, batched),
+    })
+    .await;
+    assert!(matches!(impatient(&fake).reserve(key("k")).hold().await, Err(Error::Other(_))));
+    eventually("it is given back", async || asked(&fake, "fail") == 1).await;
+}
+
+#[tokio::test]
+async fn a_reserve_that_was_not_done_leaves_nothing_to_give_back() {
+    let fake = fake(|operation, batched| match operation {
+        Operation::Reserve(_) => {
+            let details = ErrorDetails::with_error_info("OVERLOADED", "onceward", []);
+            Err(Status::with_error_details(Code::ResourceExhausted, "overloaded", details))
+        }
+        other => granting(other, batched),
+    })
+    .await;
+    let client = impatient(&fake);
+    client.reserve(key("k")).await.unwrap_err();
+    let calls = fake.calls().len();
+    // Nothing goes on in the background.
+    within(SECOND, client.close()).await;
+    assert_eq!(fake.calls().len(), calls);
+
+    let nobody = Client::builder(["http://127.0.0.1:1"]).timeout(200 * MILLISECOND).lazy().unwrap();
+    nobody.reserve(key("k")).hold().await.unwrap_err();
+    within(SECOND, nobody.close()).await;
+}
+
+#[tokio::test]
+async fn who_left_while_waiting_does_not_wait_on() {
+    let world = world().await;
+    let guard = acquired(world.client.reserve(key("k"))).await;
+    for _ in 0..100 {
+        assert!(timeout(5 * MILLISECOND, world.client.reserve(key("k")).wait(60 * SECOND)).await.is_err());
+    }
+    let observer = direct(&world.server);
+    let waiting = tokio::spawn(acquired(observer.reserve(key("k")).wait(30 * SECOND)));
+    sleep(SECOND).await;
+    guard.release().await.unwrap();
+    assert_eq!(within(5 * SECOND, waiting).await.unwrap().attempt(), 2);
+}
+
+#[tokio::test]
+async fn who_is_turned_away_does_not_ask_all_the_time() {
+    let fake = fake(|operation, batched| match operation {
+        Operation::Reserve(_) => known(Outcome::InProgress(proto::InProgress::default())),
+        other => granting(other, batched),
+    })
+    .await;
+    let client = Client::builder([fake.endpoint()]).lazy().unwrap();
+    assert!(matches!(client.reserve(key("k")).wait(3 * SECOND).await.unwrap(), Reservation::InProgress(_)));
+    assert!((3..12).contains(&fake.calls().len()), "{}", fake.calls().len());
+}
+
+#[tokio::test]
+async fn no_work_begins_under_a_lease_that_is_lost() {
+    let server = server();
+    let proxy = Proxy::start(server.address()).await;
+    let client = Client::builder([proxy.endpoint()]).lazy().unwrap();
+    client.lookup(key("connected")).await.unwrap();
+    // The answer to the Reserve comes late, and that to the Renew which follows later than the lock.
+    proxy.fault(Way::Back, Fault::Delay(300 * MILLISECOND));
+    let runs: Arc<Mutex<Vec<&str>>> = Arc::default();
+    let slow = tokio::spawn({
+        let runs = runs.clone();
+        async move {
+            let once = client.once(key("k")).lock_ttl(500 * MILLISECOND);
+            once.run(async |lease| {
+                assert!(!lease.is_lost());
+                runs.lock().unwrap().push("slow");
+                Ok::<_, Failure<Infallible>>("slow".to_owned())
+            })
+            .await
+        }
+    });
+    sleep(100 * MILLISECOND).await;
+    proxy.fault(Way::Back, Fault::Delay(700 * MILLISECOND));
+    let other = direct(&server).once(key("k")).run(async |_| {
+        runs.lock().unwrap().push("other");
+        sleep(SECOND).await;
+        Ok::<_, Failure<Infallible>>("other".to_owned())
+    });
+    let other = other.await.unwrap();
+    proxy.fault(Way::Back, Fault::None);
+    assert_eq!(within(10 * SECOND, slow).await.unwrap().unwrap().value, other.value);
+    assert_eq!(runs.lock().unwrap().len(), 1);
+}
+
+#[tokio::test]
+async fn a_completion_does_not_give_up_for_anything_on_the_way() {
+    for code in (1..=16).map(Code::from_i32) {
+        let first = AtomicUsize::new(0);
+        let fake = fake(move |operation, batched| match operation {
+            Operation::Complete(_) if first.fetch_add(1, Ordering::SeqCst) == 0 => {
+                Err(Status::new(code, "of an ingress"))
+            }
+            other => granting(other, batched),
+        })
+        .await;
+        let client = Client::builder([fake.endpoint()]).batch_calls_max(1).lazy().unwrap();
+        let guard = acquired(client.reserve(key("k"))).await;
+        within(5 * SECOND, guard.complete("done")).await.unwrap_or_else(|error| panic!("{code:?}: {error}"));
+    }
+}
+
+#[tokio::test]
+async fn a_result_that_is_refused_leaves_a_mark_and_nobody_acts_again() {
+    let world = world().await;
+    let lock = 50 * MILLISECOND;
+    let reserve = |name: &str| world.client.reserve(key(name)).lock_ttl(lock);
+    let large = acquired(reserve("large")).await.complete(vec![0; (1 << 20) + 1]).await;
+    assert!(matches!(large, Err(Error::NotKept(_))), "{large:?}");
+    let odd = StoredResult::new("x").metadata("a\0b", "v");
+    let odd_is_kept = acquired(reserve("odd")).await.complete(odd).await.is_ok();
+    for retention in [Duration::from_nanos(1), Duration::MAX] {
+        let guard = acquired(reserve(&format!("{retention:?}"))).await;
+        let settled = guard.retention(retention).complete("x").await.unwrap();
+        assert!(settled.expires_at > SystemTime::now() + 3600 * SECOND);
+        assert_eq!(completed(reserve(&format!("{retention:?}"))).await, "x");
+    }
+    let permanent = world.client.once(key("permanent")).lock_ttl(lock);
+    let permanent = permanent.run(async |_| Err::<(), _>(Failure::permanent("x".repeat((1 << 20) + 1)))).await;
+    assert!(matches!(permanent, Err(OnceError::Permanent(_))));
+    sleep(2 * lock).await;
+    for (name, kept) in [("large", false), ("odd", odd_is_kept), ("permanent", false)] {
+        let (Reservation::Completed(finished) | Reservation::Failed(finished)) = reserve(name).await.unwrap() else {
+            panic!("{name} may be acted on again")
+        };
+        assert_eq!(finished.result.is_kept(), kept, "{name}");
+    }
+}
+
+#[tokio::test]
+async fn no_duration_is_too_long() {
+    let server = server();
+    let long = Client::builder([server.endpoint()]).timeout(Duration::MAX).attempt_timeout(Duration::MAX);
+    let long = long.connect_timeout(Duration::MAX).keepalive(Duration::MAX, Duration::MAX).lazy().unwrap();
+    acquired(long.reserve(key("k")).wait(Duration::MAX)).await.complete("x").await.unwrap();
+    assert_eq!(completed(long.reserve(key("k")).wait(Duration::MAX)).await, "x");
+}
+
+#[tokio::test]
+async fn checkpoints_that_are_given_up_do_not_starve_the_lease() {
+    let world = world().await;
+    let guard = acquired(world.client.reserve(key("k")).lock_ttl(SECOND)).await;
+    world.proxy.fault(Way::There, Fault::Delay(60 * MILLISECOND));
+    let mut lease = guard.lease();
+    let end = Instant::now() + 2 * SECOND;
+    while Instant::now() < end {
+        let _ = timeout(30 * MILLISECOND, lease.checkpoint("x")).await;
+        assert!(!guard.is_lost());
+    }
+}
+
+#[tokio::test]
+async fn a_checkpoint_after_the_loss_is_saved_or_says_why_and_what_is_lost_stays_lost() {
+    let world = world().await;
+    let mut guard = acquired(world.client.reserve(key("k")).lock_ttl(300 * MILLISECOND)).await;
+    world.proxy.both(Fault::Blackhole);
+    within(SECOND, guard.lost()).await;
+    world.proxy.both(Fault::None);
+    within(5 * SECOND, guard.checkpoint("1")).await.unwrap();
+    assert!(guard.is_lost());
+    let other = acquired(direct(&world.server).reserve(key("k")).wait(5 * SECOND)).await;
+    assert_eq!(other.resume_from().unwrap(), "1");
+    assert!(matches!(within(5 * SECOND, guard.checkpoint("2")).await, Err(Error::LeaseLost)));
+}
+
+#[test]
+fn the_loss_is_told_although_the_clients_runtime_rests() {
+    let server = server();
+    let home = Builder::new_current_thread().enable_all().build().unwrap();
+    let guard = home.block_on(async { acquired(direct(&server).reserve(key("k")).lock_ttl(200 * MILLISECOND)).await });
+    let elsewhere = Builder::new_current_thread().enable_all().build().unwrap();
+    elsewhere.block_on(within(SECOND, guard.lost()));
+}
+
+/// A proxy whose first connection falls silent for good, and the number of connections that it had.
+async fn silent_first(server: &Server) -> (String, Arc<AtomicUsize>, Arc<AtomicBool>, JoinSet<()>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let endpoint = format!("http://{}", listener.local_addr().unwrap());
+    let (accepted, silent) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicBool::new(false)));
+    let (counted, is_silent, address) = (accepted.clone(), silent.clone(), server.address());
+    let mut tasks = JoinSet::new();
+    tasks.spawn(async move {
+        let mut connections = JoinSet::new();
+        while let Ok((mut client, _)) = listener.accept().await {
+            let first = counted.fetch_add(1, Ordering::SeqCst) == 0;
+            let is_silent = is_silent.clone();
+            connections.spawn(async move {
+                let mut server = TcpStream::connect(address).await.unwrap();
+                let falls_silent = async {
+                    while !first || !is_silent.load(Ordering::SeqCst) {
+                        sleep(MILLISECOND).await;
+                    }
+                };
+                tokio::select! {
+                    _ = tokio::io::copy_bidirectional(&mut client, &mut server) => return,
+                    () = falls_silent => {}
+                }
+                // Held open, and nothing passes.
+                std::future::pending::<()>().await;
+            });
+        }
+    });
+    (endpoint, accepted, silent, tasks)
+}
+
+#[tokio::test]
+async fn a_connection_that_falls_silent_for_good_is_left() {
+    let server = server();
+    for coalescing in [1, 256] {
+        for _ in 0..5 {
+            let (endpoint, accepted, silent, _tasks) = silent_first(&server).await;
+            let builder = Client::builder([endpoint]).batch_calls_max(coalescing);
+            let client = builder.attempt_timeout(200 * MILLISECOND).timeout(2 * SECOND).lazy().unwrap();
+            client.lookup(key("k")).await.unwrap();
+            silent.store(true, Ordering::SeqCst);
+            client.lookup(key("k")).await.unwrap();
+            assert_eq!(accepted.load(Ordering::SeqCst), 2);
+        }
+    }
+}
+
+#[tokio::test]
+async fn one_silent_server_of_two_costs_few_calls_their_time() {
+    let server = server();
+    let proxy = Proxy::start(server.address()).await;
+    let client = Client::builder([proxy.endpoint(), server.endpoint()]).lazy().unwrap();
+    for n in 0..10 {
+        acquired(client.reserve(key(&format!("before {n}")))).await.complete("1").await.unwrap();
+    }
+    proxy.both(Fault::Blackhole);
+    let mut pairs = JoinSet::new();
+    for n in 0..100 {
+        sleep(50 * MILLISECOND).await;
+        let client = client.clone();
+        pairs.spawn(async move {
+            let begun = Instant::now();
+            acquired(client.reserve(key(&n.to_string()))).await.complete("1").await.unwrap();
+            begun.elapsed()
+        });
+    }
+    let slow = within(20 * SECOND, pairs.join_all()).await.iter().filter(|took| **took > 500 * MILLISECOND).count();
+    assert!(slow < 25, "{slow} of 100");
+}
+
+#[tokio::test]
+async fn a_completion_is_sent_although_reserves_hang() {
+    let fake = Fake::start(granting).await;
+    let client = Client::builder([fake.endpoint()]).lazy().unwrap();
+    fake.let_go(1);
+    let guard = acquired(client.reserve(key("k"))).await;
+    let mut hanging = JoinSet::new();
+    for n in 0..20 {
+        hanging.spawn(client.reserve(key(&n.to_string())).into_future());
+        sleep(20 * MILLISECOND).await;
+    }
+    let completing = tokio::spawn(guard.complete("done"));
+    let is_sent = || {
+        fake.calls().iter().any(|call| match call {
+            Call::Single(verb, _) => *verb == "complete",
+            Call::Batch(items) => items.iter().any(|(verb, _)| *verb == "complete"),
+        })
+    };
+    within(SECOND, eventually("it is sent", async || is_sent())).await;
+    completing.abort();
+}
+
+/// Faults at random on the ways of several clients.
+async fn disturb(proxies: Arc<Vec<Proxy>>) {
+    let mut state = 88_172_645_463_325_252_u64;
+    loop {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        let proxy = &proxies[(state % 4) as usize];
+        let way = if state & 16 == 0 { Way::There } else { Way::Back };
+        match (state >> 8) % 6 {
+            0 => proxy.fault(way, Fault::Delay(Duration::from_millis((state >> 20) % 200))),
+            1 => proxy.fault(way, Fault::Blackhole),
+            2 => proxy.cut_all(),
+            3 => proxy.fault(way, Fault::Cut),
+            _ => proxy.both(Fault::None),
+        }
+        sleep(Duration::from_millis((state >> 32) % 40)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn whatever_happens_on_the_way_each_key_has_one_value_and_nobody_leaves_a_doubt() {
+    let server = server();
+    let (mut proxies, mut clients) = (Vec::new(), Vec::new());
+    for _ in 0..4 {
+        let proxy = Proxy::start(server.address()).await;
+        let builder = Client::builder([proxy.endpoint()]).attempt_timeout(150 * MILLISECOND).timeout(2 * SECOND);
+        clients.push(builder.lazy().unwrap());
+        proxies.push(proxy);
+    }
+    let proxies = Arc::new(proxies);
+    let disturbing = tokio::spawn(disturb(proxies.clone()));
+    let values: Arc<Mutex<HashMap<u64, Vec<(u64, bool)>>>> = Arc::default();
+    let ids = Arc::new(AtomicUsize::new(0));
+    let end = Instant::now() + 5 * SECOND;
+    let mut workers = JoinSet::new();
+    for worker in 0..24_u64 {
+        let client = clients[(worker % 4) as usize].clone();
+        let (values, ids) = (values.clone(), ids.clone());
+        workers.spawn(async move {
+            for n in 0.. {
+                if Instant::now() > end {
+                    return;
+                }
+                let (number, id) = (n / 2 * 100 + worker / 8, ids.fetch_add(1, Ordering::SeqCst) as u64);
+                // Those that may not be acted on twice are completed by whoever gets them.
+                let held = client.reserve(key(&format!("held {id}"))).hold().lock_ttl(150 * MILLISECOND);
+                if let Ok(Ok(Reservation::Acquired(guard))) = timeout(Duration::from_millis(id % 97), held).await {
+                    tokio::spawn(guard.complete("x"));
+                }
+                let once = client.once(key(&number.to_string())).lock_ttl(300 * MILLISECOND).wait(SECOND);
+                let run = once.run(async |mut lease| {
+                    sleep(Duration::from_millis(id % 50)).await;
+                    if id.is_multiple_of(3) {
+                        let _ = lease.checkpoint("x").await;
+                    }
+                    if id.is_multiple_of(7) { Err(Failure::Retryable("again")) } else { Ok(id) }
+                });
+                let patience = if id.is_multiple_of(5) { Duration::from_millis(id % 100) } else { 60 * SECOND };
+                if let Ok(Ok(outcome)) = timeout(patience, run).await {
+                    let fresh = outcome.source == Source::Fresh;
+                    values.lock().unwrap().entry(number).or_default().push((outcome.value, fresh));
+                }
+            }
+        });
+    }
+    within(120 * SECOND, workers.join_all()).await;
+    disturbing.abort();
+    proxies.iter().for_each(|proxy| proxy.both(Fault::None));
+    for client in &clients {
+        within(30 * SECOND, client.close()).await;
+    }
+    for (number, values) in values.lock().unwrap().iter() {
+        assert!(values.iter().all(|(value, _)| *value == values[0].0), "{number}: {values:?}");
+        assert!(values.iter().filter(|(_, fresh)| *fresh).count() <= 1, "{number}: {values:?}");
+    }
+    let observer = direct(&server);
+    for id in 0..ids.load(Ordering::SeqCst) {
+        if let Some(record) = observer.lookup(key(&format!("held {id}"))).await.unwrap() {
+            assert_ne!(record.status(), RecordStatus::InDoubt, "{record:?}");
+        }
+    }
+}
