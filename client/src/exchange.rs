@@ -13,13 +13,17 @@ mod layer;
 use std::{future::Future, sync::Arc, time::Duration};
 
 use bytes::Bytes;
-use http::{HeaderMap, HeaderName, HeaderValue, Request, Response, header::CONTENT_TYPE, request, response};
+use http::{
+    HeaderMap, HeaderName, HeaderValue, Request, Response,
+    header::{CONTENT_TYPE, EXPECT},
+    request, response,
+};
 use http_body::Body;
 use http_body_util::Full;
 use metrics::counter;
 use tokio::time::timeout;
 use tower_service::Service;
-use tracing::{error, warn};
+use tracing::{Instrument, error, warn};
 
 pub(crate) use self::body::BoxError;
 use self::body::{Read, Received};
@@ -46,6 +50,8 @@ const FAILED_OPEN: &str = "onceward_client_failed_open_total";
 
 /// The header that carries the key, if nothing is said.
 const KEY: HeaderName = HeaderName::from_static("idempotency-key");
+/// The type of a stream that does not end.
+const EVENTS: &[u8] = b"text/event-stream";
 /// The header that marks a replay.
 const REPLAYED: HeaderName = HeaderName::from_static("idempotent-replayed");
 
@@ -79,6 +85,8 @@ pub(crate) enum Refusal {
     InDoubt,
     /// It was done, with this code, but its answer was not kept.
     NotKept(i32),
+    /// It has failed for good, and nobody has left an answer.
+    FailedBefore,
     /// Somebody else took over while the handler ran, and has no answer yet.
     LeaseLost,
     /// The service cannot be reached.
@@ -89,6 +97,9 @@ pub(crate) enum Refusal {
 
 /// What a protocol has of its own.
 pub(crate) trait Protocol: Send + Sync + 'static {
+    /// How long the first message is, where a body consists of messages and as far as it can be told from its beginning.
+    fn message_bytes(&self, begun: &[u8]) -> Option<usize>;
+
     /// Checks a body, and takes away what would make its answer useless for others.
     fn prepare(&self, request: &mut request::Parts, body: &Bytes) -> Result<(), Refusal>;
 
@@ -100,6 +111,9 @@ pub(crate) trait Protocol: Send + Sync + 'static {
 
     /// The code that says how an answer went.
     fn code(&self, answer: &response::Parts, trailers: Option<&HeaderMap>) -> i32;
+
+    /// Whether a stored result is an answer of this protocol; one that an operator has left need not be.
+    fn shows(&self, result: &StoredResult, failed: bool) -> bool;
 
     /// A refusal as an answer.
     fn refuse(&self, refusal: &Refusal) -> Response<Full<Bytes>>;
@@ -191,15 +205,17 @@ impl<P: Protocol> Exchange<P> {
             Ok(Some(key)) => key,
             Ok(None) if self.options.required => {
                 let refusal = Refusal::KeyMissing(self.options.header.clone());
-                return Ok(self.refuse_unread(&refusal, body).await);
+                return Ok(self.refuse_unread(&refusal, &parts, body).await);
             }
             Ok(None) => {
                 return inner.call(Request::from_parts(parts, body)).await.map(|answer| answer.map(AnswerBody::inner));
             }
-            Err(why) => return Ok(self.refuse_unread(&Refusal::KeyMalformed(why), body).await),
+            Err(why) => return Ok(self.refuse_unread(&Refusal::KeyMalformed(why), &parts, body).await),
         };
-        let body = match body::received(body, self.options.body_bytes_max).await {
+        let read = body::received(body, self.options.body_bytes_max, |begun| self.protocol.message_bytes(begun));
+        let body = match read.await {
             Received::Whole(body) => body,
+            Received::Several => return Ok(self.refused(&Refusal::BodyUnusable("only a unary call has a key"))),
             Received::TooLarge => return Ok(self.refused(&Refusal::BodyTooLarge)),
             Received::Broken => return Ok(self.refused(&Refusal::BodyUnusable("the body did not arrive whole"))),
         };
@@ -212,7 +228,8 @@ impl<P: Protocol> Exchange<P> {
             Ok(Reservation::Acquired(guard)) => guard,
             Ok(other) => return Ok(self.known(other)),
             Err(error) => match refusal(&error) {
-                Refusal::Unavailable if self.options.fail_open => {
+                // Not when it is closed, or denies us: that does not pass.
+                Refusal::Unavailable if self.options.fail_open && matches!(error, Error::Unavailable(_)) => {
                     warn!(%error, "a request is handled although its key cannot be reserved: a retry would act again");
                     counter!(FAILED_OPEN).increment(1);
                     let answer = inner.call(Request::from_parts(parts, rebody(body))).await;
@@ -229,7 +246,8 @@ impl<P: Protocol> Exchange<P> {
         parts.extensions.insert(guard.lease());
         let work = inner.call(Request::from_parts(parts, rebody(body)));
         let exchange = self.clone();
-        match self.options.client.spawn_here(async move { exchange.act(work, guard).await }).await {
+        let act = async move { exchange.act(work, guard).await };
+        match self.options.client.spawn_here(act.in_current_span()).await {
             Ok(answer) => answer,
             // As if it had happened here: the guard was dropped without a word, and the lock runs out.
             Err(ended) => match ended.try_into_panic() {
@@ -251,9 +269,11 @@ impl<P: Protocol> Exchange<P> {
     {
         // An error of the service itself says nothing of what was done: the guard is dropped without a word.
         let (parts, body) = work.await?.into_parts();
-        let endless =
-            parts.headers.get(CONTENT_TYPE).is_some_and(|value| value.as_bytes().starts_with(b"text/event-stream"));
-        let read = if endless { Read::endless(body) } else { Read::of(body, BODY_BYTES_MAX).await };
+        let is_endless = |value: &HeaderValue| value.as_bytes().to_ascii_lowercase().starts_with(EVENTS);
+        let read = match parts.headers.get(CONTENT_TYPE) {
+            Some(value) if is_endless(value) => Read::endless(body),
+            _ => Read::of(body, BODY_BYTES_MAX, |begun| self.protocol.message_bytes(begun)).await,
+        };
         let keep = self.protocol.keep(&parts, read.trailers(), matches!(read, Read::Whole { .. }));
         let code = self.protocol.code(&parts, read.trailers());
         let result = match (keep, &read) {
@@ -292,7 +312,8 @@ impl<P: Protocol> Exchange<P> {
     async fn of_the_winner<R>(&self, key: Key) -> Response<AnswerBody<R>> {
         let record = self.options.client.lookup(key).await.ok().flatten();
         match record.map(|record| (record.status(), Finished::of_record(record))) {
-            Some((RecordStatus::Completed | RecordStatus::Failed, Some(finished))) => self.replayed(finished),
+            Some((RecordStatus::Completed, Some(finished))) => self.replayed(finished, false),
+            Some((RecordStatus::Failed, Some(finished))) => self.replayed(finished, true),
             _ => self.refused(&Refusal::LeaseLost),
         }
     }
@@ -300,16 +321,21 @@ impl<P: Protocol> Exchange<P> {
     /// What is known of a key that is not ours.
     fn known<R>(&self, reservation: Reservation) -> Response<AnswerBody<R>> {
         match reservation {
-            Reservation::Completed(finished) | Reservation::Failed(finished) => self.replayed(finished),
+            Reservation::Completed(finished) => self.replayed(finished, false),
+            Reservation::Failed(finished) => self.replayed(finished, true),
             Reservation::InProgress(held) => self.refused(&Refusal::InProgress(held.retry_after)),
             Reservation::InDoubt(_) => self.refused(&Refusal::InDoubt),
             Reservation::Acquired(_) => self.refused(&Refusal::Unavailable),
         }
     }
 
-    fn replayed<R>(&self, finished: Finished) -> Response<AnswerBody<R>> {
-        if finished.result.unstored_reason().is_some() {
+    fn replayed<R>(&self, finished: Finished, failed: bool) -> Response<AnswerBody<R>> {
+        let shown = self.protocol.shows(&finished.result, failed);
+        if !finished.result.is_kept() || (!shown && !failed) {
             return self.refused(&Refusal::NotKept(finished.result.code));
+        }
+        if !shown {
+            return self.refused(&Refusal::FailedBefore);
         }
         let mut response = answer::replayed(finished.result);
         response.headers_mut().insert(REPLAYED, HeaderValue::from_static("true"));
@@ -321,8 +347,16 @@ impl<P: Protocol> Exchange<P> {
     }
 
     /// Whoever is still sending would get a reset in place of the answer.
-    async fn refuse_unread<B: Body, R>(&self, refusal: &Refusal, body: B) -> Response<AnswerBody<R>> {
-        body::drain(body).await;
+    async fn refuse_unread<B: Body, R>(
+        &self,
+        refusal: &Refusal,
+        request: &request::Parts,
+        body: B,
+    ) -> Response<AnswerBody<R>> {
+        // One that waits to be told to go on is not sending yet.
+        if !request.headers.contains_key(EXPECT) {
+            body::drain(body).await;
+        }
         self.refused(refusal)
     }
 }
@@ -330,7 +364,7 @@ impl<P: Protocol> Exchange<P> {
 fn refusal(error: &Error) -> Refusal {
     match error {
         Error::FingerprintMismatch => Refusal::OtherRequest,
-        Error::Invalid(_) => Refusal::Misconfigured,
-        _ => Refusal::Unavailable,
+        Error::Unavailable(_) | Error::Closed => Refusal::Unavailable,
+        _ => Refusal::Misconfigured,
     }
 }

@@ -25,8 +25,8 @@ use std::{
     time::Duration,
 };
 
-use bytes::{Buf, Bytes};
-use http::{HeaderMap, Request, Response, StatusCode, header::CONTENT_TYPE, request, response};
+use bytes::Bytes;
+use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, header::CONTENT_TYPE, request, response};
 use http_body::Body;
 use http_body_util::Full;
 use tonic::{Code, Status, server::NamedService};
@@ -37,8 +37,9 @@ pub use crate::exchange::{AnswerBody, IdempotencyLayer, IdempotencyService, Keep
 use crate::{
     client::Client,
     error::DOMAIN,
-    exchange::{BoxError, Exchange, Options, Protocol, Refusal},
+    exchange::{BoxError, Options, Protocol, Refusal},
     fingerprint::{Fingerprint, framed},
+    result::StoredResult,
 };
 
 /// Serves the metadata `idempotency-key` of unary calls: a call that is sent again gets the answer of the first, message and
@@ -60,7 +61,8 @@ use crate::{
 /// as they are sent: compressed in the same way, or not. Answers of keyed calls are not compressed inside of this layer.
 ///
 /// The handler runs to its end even if its caller leaves. Which answers are stored is said by [`keep`](Self::keep). A
-/// streaming call is none that can be sent again: without a key it passes.
+/// streaming call is none that can be sent again: without a key it passes. Where health or reflection are on the same server,
+/// put the layer around the services that need it: `add_service(layer.layer(service))`.
 pub type GrpcLayer = IdempotencyLayer<Grpc>;
 
 /// What gRPC has of its own.
@@ -80,8 +82,9 @@ impl GrpcLayer {
         Self { options: Options::new(client, namespace, subject), protocol: Grpc { keep: Arc::new(keep) } }
     }
 
-    /// Which answers are stored, by their code. By default UNAVAILABLE, RESOURCE_EXHAUSTED, ABORTED and UNAUTHENTICATED release
-    /// the key, since nothing happened; UNKNOWN, INTERNAL, DEADLINE_EXCEEDED, CANCELLED and DATA_LOSS, like a panic, leave it to
+    /// Which answers are stored, by their code. By default UNAVAILABLE, RESOURCE_EXHAUSTED, ABORTED, UNAUTHENTICATED and
+    /// UNIMPLEMENTED release the key, since nothing happened (a handler that passes on the UNAVAILABLE of another service says
+    /// so too: let it say UNKNOWN where the other may have acted); UNKNOWN, INTERNAL, DEADLINE_EXCEEDED, CANCELLED and DATA_LOSS, like a panic, leave it to
     /// the lock's end, since something may have happened; OK and all others are stored.
     pub fn keep(mut self, keep: impl Fn(Code) -> Keep + Send + Sync + 'static) -> Self {
         self.protocol.keep = Arc::new(keep);
@@ -92,7 +95,9 @@ impl GrpcLayer {
 /// Which answers are stored, if nothing is said.
 fn keep(code: Code) -> Keep {
     match code {
-        Code::Unavailable | Code::ResourceExhausted | Code::Aborted | Code::Unauthenticated => Keep::Release,
+        Code::Unavailable | Code::ResourceExhausted | Code::Aborted | Code::Unauthenticated | Code::Unimplemented => {
+            Keep::Release
+        }
         Code::Unknown | Code::Internal | Code::DeadlineExceeded | Code::Cancelled | Code::DataLoss => Keep::Hold,
         _ => Keep::Store,
     }
@@ -106,14 +111,22 @@ fn code(answer: &response::Parts, trailers: Option<&HeaderMap>) -> Option<Code> 
 }
 
 impl Protocol for Grpc {
+    fn message_bytes(&self, begun: &[u8]) -> Option<usize> {
+        // Each message has a flag and its length before it.
+        let (&[_, length @ ..], _) = begun.split_first_chunk::<5>()?;
+        usize::try_from(u32::from_be_bytes(length)).ok()?.checked_add(5)
+    }
+
     fn prepare(&self, call: &mut request::Parts, body: &Bytes) -> Result<(), Refusal> {
         // The answer is for others too, who may not read what this one reads.
         call.headers.remove("grpc-accept-encoding");
-        if is_one_message(body) {
-            Ok(())
-        } else {
-            Err(Refusal::BodyUnusable("only a unary call has an idempotency key"))
+        if !call.headers.get(CONTENT_TYPE).is_some_and(is_grpc) {
+            return Err(Refusal::BodyUnusable("only a call of gRPC has an idempotency key here"));
         }
+        if self.message_bytes(body) != Some(body.len()) {
+            return Err(Refusal::BodyUnusable("only a unary call has an idempotency key"));
+        }
+        Ok(())
     }
 
     fn fingerprint(&self, call: &request::Parts, body: &Bytes) -> Fingerprint {
@@ -134,20 +147,21 @@ impl Protocol for Grpc {
         code(answer, trailers).unwrap_or(Code::Ok).into()
     }
 
+    fn shows(&self, result: &StoredResult, _: bool) -> bool {
+        result.metadata.iter().any(|(name, _)| name.trim_start_matches("trailer:") == "grpc-status")
+    }
+
     fn refuse(&self, refusal: &Refusal) -> Response<Full<Bytes>> {
         status(refusal).into_http()
     }
 }
 
-/// Each message has a flag and its length before it.
-fn is_one_message(body: &Bytes) -> bool {
-    let mut rest = body.clone();
-    if rest.remaining() < 5 {
-        return false;
-    }
-    rest.advance(1);
-    let length = rest.get_u32();
-    rest.remaining() as u64 == u64::from(length)
+/// Not that of a browser, which has its status in the body: whoever translates it stands outside of this layer.
+fn is_grpc(content_type: &HeaderValue) -> bool {
+    let content_type = content_type.as_bytes().to_ascii_lowercase();
+    content_type
+        .strip_prefix(b"application/grpc")
+        .is_some_and(|rest| matches!(rest.first(), None | Some(b'+' | b';' | b' ')))
 }
 
 /// A refusal as a status.
@@ -168,6 +182,9 @@ fn status(refusal: &Refusal) -> Status {
         }
         Refusal::NotKept(_) => {
             (Code::FailedPrecondition, "ANSWER_NOT_KEPT", "the call was handled, but its answer was not kept", None)
+        }
+        Refusal::FailedBefore => {
+            (Code::FailedPrecondition, "FAILED", "the call with this idempotency key has failed for good", None)
         }
         Refusal::LeaseLost => {
             let message = "another call with this idempotency key has taken over";
@@ -210,13 +227,9 @@ where
     }
 
     fn call(&mut self, call: Request<tonic::body::Body>) -> Self::Future {
-        let mut inner = self.take_inner();
-        let is_grpc = |value: &http::HeaderValue| value.as_bytes().starts_with(b"application/grpc");
-        if call.headers().get(CONTENT_TYPE).is_some_and(is_grpc) {
-            let rebody = |bytes| tonic::body::Body::new(Full::new(bytes));
-            return Box::pin(Exchange::handle(self.exchange.clone(), inner, call, rebody));
-        }
-        Box::pin(async move { inner.call(call).await.map(|answer| answer.map(AnswerBody::inner)) })
+        let inner = self.take_inner();
+        let rebody = |bytes| tonic::body::Body::new(Full::new(bytes));
+        Box::pin(self.exchange.clone().handle(inner, call, rebody))
     }
 }
 

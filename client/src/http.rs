@@ -41,6 +41,7 @@ use crate::{
     client::Client,
     exchange::{BoxError, Options, Protocol, Refusal},
     fingerprint::{Fingerprint, framed},
+    result::StoredResult,
 };
 
 /// Serves a header like `Idempotency-Key`: a request that is sent again gets the answer of the first, and its handler runs
@@ -54,15 +55,18 @@ use crate::{
 /// | a key that was used for another request | 422 |
 /// | a key whose outcome nobody knows ([`hold`](Self::hold)) | 409 of a type of its own, without `Retry-After` |
 /// | a key whose answer was too large to be stored | 409 of a type of its own, with the status of that answer |
+/// | a key that failed for good, as an operator found | 409 of a type of its own |
 /// | a malformed key, several, or none where one is required | 400 |
 /// | a body over the limit | 413 |
 /// | the service cannot be reached | 503; or it is handled all the same ([`fail_open`](Self::fail_open)) |
 ///
 /// Two requests are the same if method, path, query and body are, byte for byte. The key itself may be bare or a quoted string
 /// (RFC 9651) without parameters. The body of a keyed request is read whole before the handler; it loses its trailers, and
-/// its `Accept-Encoding`: compress outside of this layer, so that each caller gets what it can read.
+/// its `Accept-Encoding`: compress outside of this layer, so that each caller gets what it can read. Authenticate outside of
+/// it too: what a handler answers is what every retry gets, 401 and 403 among it.
 ///
-/// The handler runs to its end even if its caller hangs up. Which answers are stored is said by [`keep`](Self::keep).
+/// The handler runs in a task of its own, to its end even if its caller hangs up. An answer that takes longer than 10 s to be
+/// read, or is a stream of events, goes out as it comes and is not kept. Which answers are stored is said by [`keep`](Self::keep).
 pub type HttpLayer = IdempotencyLayer<Http>;
 
 /// What HTTP has of its own.
@@ -70,6 +74,7 @@ pub type HttpLayer = IdempotencyLayer<Http>;
 pub struct Http {
     methods: HashSet<Method>,
     in_progress: StatusCode,
+    path: Arc<dyn Fn(&request::Parts) -> String + Send + Sync>,
     keep: Arc<dyn Fn(StatusCode) -> Keep + Send + Sync>,
 }
 
@@ -85,6 +90,7 @@ impl HttpLayer {
         let protocol = Http {
             methods: HashSet::from([Method::POST, Method::PATCH]),
             in_progress: StatusCode::CONFLICT,
+            path: Arc::new(|request| request.uri.path().to_owned()),
             keep: Arc::new(keep),
         };
         Self { options: Options::new(client, namespace, subject), protocol }
@@ -93,6 +99,14 @@ impl HttpLayer {
     /// The methods whose requests are made safe to retry, in place of POST and PATCH. All others pass, key or not.
     pub fn methods(mut self, methods: impl IntoIterator<Item = Method>) -> Self {
         self.protocol.methods = methods.into_iter().collect();
+        self
+    }
+
+    /// What the path of a request is, where its URI does not say: a router that nests another takes the beginning of the path
+    /// away, and then the same key would meet itself at `/charges` and at `/refunds`. Layer the outermost router, or give the
+    /// path as it was sent: in axum, `OriginalUri` among the extensions.
+    pub fn path(mut self, path: impl Fn(&request::Parts) -> String + Send + Sync + 'static) -> Self {
+        self.protocol.path = Arc::new(path);
         self
     }
 
@@ -121,6 +135,10 @@ fn keep(status: StatusCode) -> Keep {
 }
 
 impl Protocol for Http {
+    fn message_bytes(&self, _: &[u8]) -> Option<usize> {
+        None
+    }
+
     fn prepare(&self, request: &mut request::Parts, _: &Bytes) -> Result<(), Refusal> {
         // The answer is for others too, who may not read what this one reads.
         request.headers.remove(http::header::ACCEPT_ENCODING);
@@ -129,7 +147,8 @@ impl Protocol for Http {
 
     fn fingerprint(&self, request: &request::Parts, body: &Bytes) -> Fingerprint {
         let query = request.uri.query().map_or(String::new(), |query| format!("?{query}"));
-        let parts = [request.method.as_str().as_bytes(), request.uri.path().as_bytes(), query.as_bytes(), body];
+        let path = (self.path)(request);
+        let parts = [request.method.as_str().as_bytes(), path.as_bytes(), query.as_bytes(), body];
         Fingerprint::new("http-sha256-v1", parts.into_iter().fold(sha2::Digest::new(), framed))
     }
 
@@ -139,6 +158,11 @@ impl Protocol for Http {
 
     fn code(&self, answer: &response::Parts, _: Option<&HeaderMap>) -> i32 {
         answer.status.as_u16().into()
+    }
+
+    fn shows(&self, result: &StoredResult, failed: bool) -> bool {
+        // An operator who says that it took effect need not say how it was answered.
+        !failed || (200..600).contains(&result.code)
     }
 
     fn refuse(&self, refusal: &Refusal) -> Response<Full<Bytes>> {

@@ -50,7 +50,8 @@ pub(super) fn stored(
         |name: &HeaderName| !NOT_STORED.contains(name) && !of_the_connection.iter().any(|other| other == name.as_str());
     let headers =
         headers.iter().filter(|(name, _)| is_stored(name)).map(|(name, value)| (name.to_string(), text(value)));
-    let trailers = trailers.into_iter().flatten().map(|(name, value)| (format!("{TRAILER}{name}"), text(value)));
+    let trailers = trailers.into_iter().flatten().filter(|(name, _)| is_stored(name));
+    let trailers = trailers.map(|(name, value)| (format!("{TRAILER}{name}"), text(value)));
     let metadata: Vec<(String, String)> = headers.chain(trailers).collect();
     Some(StoredResult { code, metadata, body: body.clone() }).filter(StoredResult::fits)
 }
@@ -67,6 +68,12 @@ pub(super) fn replayed<R>(result: StoredResult) -> Response<AnswerBody<R>> {
         if let (Ok(name), Some(value)) = (HeaderName::try_from(name), value_of(value)) {
             map.append(name, value);
         }
+    }
+    // HTTP/1.1 sends only those trailers that were announced. In gRPC they are known.
+    let is_grpc =
+        headers.get(header::CONTENT_TYPE).is_some_and(|value| value.as_bytes().starts_with(b"application/grpc"));
+    for name in trailers.keys().filter(|_| !is_grpc) {
+        headers.append(header::TRAILER, HeaderValue::from_name(name.clone()));
     }
     let mut response = Response::new(AnswerBody::whole(result.body, (!trailers.is_empty()).then_some(trailers)));
     *response.status_mut() =
@@ -108,11 +115,13 @@ mod tests {
             headers.append(HeaderName::try_from(name).unwrap(), HeaderValue::from_bytes(value).unwrap());
         }
         let trailers = HeaderMap::from_iter([(HeaderName::from_static("x-sum"), HeaderValue::from_static("7"))]);
-        let result = stored(201, &headers, &Bytes::from_static(b"\x00\xff"), Some(&trailers)).unwrap();
+        let mut sent = trailers.clone();
+        sent.insert("set-cookie", HeaderValue::from_static("session=1"));
+        let result = stored(201, &headers, &Bytes::from_static(b"\x00\xff"), Some(&sent)).unwrap();
         let response = replayed::<Empty<Bytes>>(result);
         assert_eq!(response.status(), 201);
         let names: Vec<&str> = response.headers().keys().map(HeaderName::as_str).collect();
-        assert_eq!(names, ["x-list", "content-type", "x-bytes"]);
+        assert_eq!(names, ["x-list", "content-type", "x-bytes", "trailer"]);
         let list: Vec<_> = response.headers().get_all("x-list").iter().collect();
         assert_eq!(list, ["1", "2"]);
         assert_eq!(response.headers()["x-bytes"].as_bytes(), b"\xc3\xa9\xff");

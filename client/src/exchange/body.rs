@@ -11,7 +11,7 @@ use bytes::{Buf, BufMut, Bytes, BytesMut};
 use http::HeaderMap;
 use http_body::{Body, Frame, SizeHint};
 use http_body_util::{BodyExt, Full};
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout, timeout_at};
 
 pub(crate) type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
@@ -19,16 +19,24 @@ pub(crate) type BoxError = Box<dyn std::error::Error + Send + Sync>;
 const DRAINED_BYTES_MAX: usize = 64 << 20;
 /// For how long.
 const DRAINED_FOR: Duration = Duration::from_secs(10);
+/// For how long an answer is read before it goes out as it comes.
+const READ_FOR: Duration = Duration::from_secs(10);
 
 /// The body of a request.
 pub(super) enum Received {
     Whole(Bytes),
+    /// There is more than one message.
+    Several,
     TooLarge,
     Broken,
 }
 
-/// Reads a body whole, unless it is larger than that.
-pub(super) async fn received<B: Body>(body: B, bytes_max: usize) -> Received {
+/// Reads a body whole, unless it is larger than that, or has more than one message.
+pub(super) async fn received<B: Body>(
+    body: B,
+    bytes_max: usize,
+    message_bytes: impl Fn(&[u8]) -> Option<usize>,
+) -> Received {
     let too_large = body.size_hint().lower() > bytes_max as u64;
     let mut body = Box::pin(body);
     let mut bytes = BytesMut::new();
@@ -41,6 +49,9 @@ pub(super) async fn received<B: Body>(body: B, bytes_max: usize) -> Received {
                 return Received::TooLarge;
             }
             bytes.put(data);
+            if message_bytes(&bytes).is_some_and(|message| bytes.len() > message) {
+                return Received::Several;
+            }
         }
     }
     if too_large {
@@ -89,21 +100,28 @@ where
     R: Body<Data = Bytes>,
     R::Error: Into<BoxError>,
 {
-    /// Reads a body as far as that.
-    pub(super) async fn of(body: R, bytes_max: usize) -> Self {
+    /// Reads a body as far as that, for a bounded time, and no more than its first message.
+    pub(super) async fn of(body: R, bytes_max: usize, message_bytes: impl Fn(&[u8]) -> Option<usize>) -> Self {
+        let end = Instant::now() + READ_FOR;
         let mut body = Box::pin(body);
-        let (mut begun, mut bytes, mut trailers) = (VecDeque::new(), 0, None);
-        while let Some(frame) = body.frame().await {
-            match frame.map(Frame::into_data) {
-                Ok(Ok(data)) => {
+        let (mut begun, mut bytes, mut bytes_max, mut trailers) = (VecDeque::new(), 0, bytes_max, None);
+        loop {
+            // Whoever streams for long has its callers wait for the stream, and not for its end.
+            let Ok(frame) = timeout_at(end, body.frame()).await else { return Self::Longer { begun, rest: body } };
+            match frame.map(|frame| frame.map(Frame::into_data)) {
+                Some(Ok(Ok(data))) => {
+                    if begun.is_empty() {
+                        bytes_max = message_bytes(&data).map_or(bytes_max, |message| message.min(bytes_max));
+                    }
                     bytes += data.len();
                     begun.push_back(data);
                     if bytes > bytes_max {
                         return Self::Longer { begun, rest: body };
                     }
                 }
-                Ok(Err(frame)) => trailers = frame.into_trailers().ok(),
-                Err(error) => return Self::Broken { begun, error: error.into() },
+                Some(Ok(Err(frame))) => trailers = frame.into_trailers().ok(),
+                Some(Err(error)) => return Self::Broken { begun, error: error.into() },
+                None => break,
             }
         }
         let body = match (begun.len(), begun.pop_front()) {
@@ -205,6 +223,8 @@ where
 
     fn size_hint(&self) -> SizeHint {
         match &self.0 {
+            // Of a body whose size is known the trailers would not be sent.
+            Kind::Whole { trailers: Some(_), .. } => SizeHint::new(),
             Kind::Whole { body, .. } => body.size_hint(),
             Kind::Inner(body) => body.size_hint(),
             Kind::Longer { begun, rest } => {

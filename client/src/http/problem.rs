@@ -27,6 +27,9 @@ pub(super) fn response(refusal: &Refusal, in_progress: StatusCode) -> Response<F
         Refusal::NotKept(_) => {
             (StatusCode::CONFLICT, "answer-not-kept", "The request was handled, but its answer was not kept")
         }
+        Refusal::FailedBefore => {
+            (StatusCode::CONFLICT, "failed", "The request with this idempotency key has failed for good")
+        }
         Refusal::LeaseLost => {
             (StatusCode::CONFLICT, "lease-lost", "Another request with this idempotency key has taken over")
         }

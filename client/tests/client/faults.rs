@@ -257,7 +257,8 @@ fn the_loss_is_told_although_the_clients_runtime_rests() {
     elsewhere.block_on(within(SECOND, guard.lost()));
 }
 
-/// A proxy whose first connection falls silent for good, and the number of connections that it had.
+/// A proxy, the number of connections that it had, and a flag: raised, it is lowered when the first of them has fallen silent
+/// for good.
 async fn silent_first(server: &Server) -> (String, Arc<AtomicUsize>, Arc<AtomicBool>, JoinSet<()>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let endpoint = format!("http://{}", listener.local_addr().unwrap());
@@ -281,6 +282,7 @@ async fn silent_first(server: &Server) -> (String, Arc<AtomicUsize>, Arc<AtomicB
                     () = falls_silent => {}
                 }
                 // Held open, and nothing passes.
+                is_silent.store(false, Ordering::SeqCst);
                 std::future::pending::<()>().await;
             });
         }
@@ -298,6 +300,7 @@ async fn a_connection_that_falls_silent_for_good_is_left() {
             let client = builder.attempt_timeout(200 * MILLISECOND).timeout(2 * SECOND).lazy().unwrap();
             client.lookup(key("k")).await.unwrap();
             silent.store(true, Ordering::SeqCst);
+            eventually("it is silent", async || !silent.load(Ordering::SeqCst)).await;
             client.lookup(key("k")).await.unwrap();
             assert_eq!(accepted.load(Ordering::SeqCst), 2);
         }

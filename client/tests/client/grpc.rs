@@ -19,6 +19,7 @@ use onceward_client::{
         idempotency_service_client::IdempotencyServiceClient,
     },
 };
+use prost::Message;
 use tokio::{net::TcpListener, task::JoinSet};
 use tonic::{
     Code, Request, Response, Status,
@@ -31,7 +32,7 @@ use crate::{
     grpc_service::{Handler, serving},
     proxy::Fault,
     support::{MILLISECOND, SECOND, eventually, within, world, world_of},
-    web::Gate,
+    web::{Gate, Version, Web, post},
 };
 
 struct Service {
@@ -296,4 +297,57 @@ async fn without_the_service_calls_are_refused_or_by_choice_handled() {
     assert_eq!(closed.runs(), 0);
     let open = Service::start(layer(&world.client).fail_open(), handler).await;
     assert_eq!(owner(&open.call(Some("k"), "v").await.unwrap()), "done");
+}
+
+/// A message with the flag and the length before it.
+fn framed(message: &[u8]) -> Vec<u8> {
+    [&[0], &u32::try_from(message.len()).unwrap().to_be_bytes()[..], message].concat()
+}
+
+#[tokio::test]
+async fn a_keyed_call_that_is_not_unary_grpc_is_refused_and_never_passes() {
+    let world = world().await;
+    let service = Service::start(layer(&world.client), |_, _| Box::pin(async { answer("done") })).await;
+    let web = Web::at(service.address);
+    let call = |content_type: &str, body: Vec<u8>| {
+        let mut request = post("/onceward.v1.IdempotencyService/Lookup", "k", body);
+        request.headers_mut().insert("te", "trailers".parse().unwrap());
+        if !content_type.is_empty() {
+            request.headers_mut().insert("content-type", content_type.parse().unwrap());
+        }
+        web.send(Version::Two, request)
+    };
+    let message = framed(&LookupRequest::default().encode_to_vec());
+    for (content_type, body) in [
+        ("", message.clone()),
+        ("application/x-protobuf", message.clone()),
+        ("application/grpc-web+proto", message.clone()),
+        ("application/grpc", [message.clone(), message.clone()].concat()),
+        ("application/grpc", message[..3].to_vec()),
+        ("application/grpc", Vec::new()),
+    ] {
+        let refused = call(content_type, body).await.unwrap();
+        assert_eq!(refused.header("grpc-status"), Some("3"), "{content_type} {refused:?}");
+    }
+    assert_eq!(service.runs(), 0);
+    for (content_type, replay) in [("Application/gRPC+proto", None), ("application/grpc", Some("true"))] {
+        let answered = call(content_type, message.clone()).await.unwrap();
+        assert_eq!(answered.trailers.as_ref().unwrap()["grpc-status"], "0");
+        assert_eq!(answered.header("idempotent-replayed"), replay);
+    }
+    assert_eq!(service.runs(), 1);
+}
+
+#[tokio::test]
+async fn a_call_that_an_operator_has_failed_is_told_so() {
+    let world = world().await;
+    let service =
+        Service::start(layer(&world.client).hold(), |_, _| Box::pin(async { Err(Status::internal("?")) })).await;
+    service.call(Some("k"), "v").await.unwrap_err();
+    let key = onceward_client::Key::new("tests", "k");
+    let fence = world.client.lookup(key.clone()).await.unwrap().unwrap().fence;
+    let resolution = onceward_client::Resolution::Fail("it was not done".into());
+    world.client.resolve(key, fence, resolution, true).await.unwrap();
+    let status = service.call(Some("k"), "v").await.unwrap_err();
+    assert_eq!((status.code(), reason(&status).as_str()), (Code::FailedPrecondition, "FAILED"));
 }

@@ -11,7 +11,7 @@ use axum::{
 use bytes::Bytes;
 use http::{HeaderName, Method, Request, StatusCode};
 use metrics_util::debugging::{DebugValue, DebuggingRecorder};
-use onceward_client::{Client, http::Keep};
+use onceward_client::{Client, Resolution, StoredResult, http::Keep};
 
 use crate::{
     handlers::{Runs, answering, echo, layer, status},
@@ -433,4 +433,44 @@ async fn a_crowd_of_the_same_request_is_handled_once() {
         assert_eq!((answer.status.as_u16(), answer.body.as_ref()), (200, &b"done"[..]));
     }
     assert_eq!(runs.so_far(), 1);
+}
+
+#[tokio::test]
+async fn a_nested_router_may_give_the_path_as_it_was_sent() {
+    let (world, runs) = (world().await, Runs::default());
+    let path = |request: &http::request::Parts| {
+        let original = request.extensions.get::<axum::extract::OriginalUri>();
+        original.map_or_else(|| request.uri.path().to_owned(), |original| original.path().to_owned())
+    };
+    let nested = || echo(&runs).layer(layer(&world.client).path(path));
+    let web = Web::start(Router::new().nest("/charges", nested()).nest("/refunds", nested())).await;
+    assert_eq!(web.post(Version::One, "/charges/1", "k", "100").await.status, 201);
+    assert_eq!(web.post(Version::One, "/refunds/1", "k", "100").await.problem(), "key-reused");
+    assert!(web.post(Version::One, "/charges/1", "k", "100").await.is_replay());
+}
+
+#[tokio::test]
+async fn what_an_operator_has_found_is_never_told_as_a_success_that_it_was_not() {
+    let (world, runs) = (world().await, Runs::default());
+    let web = Web::layered(answering(&runs, |_| status(500)), layer(&world.client).hold()).await;
+    let resolved = async |name: &str, resolution: Resolution| {
+        web.post(Version::One, "/", name, "").await;
+        let fence = world.client.lookup(key(name)).await.unwrap().unwrap().fence;
+        world.client.resolve(key(name), fence, resolution, true).await.unwrap();
+        web.post(Version::One, "/", name, "").await
+    };
+    assert_eq!(resolved("failed", Resolution::Fail(StoredResult::default())).await.problem(), "failed");
+    let refused = resolved("refused", Resolution::Fail(StoredResult::new("no money").code(402))).await;
+    assert_eq!((refused.status.as_u16(), refused.body.as_ref()), (402, &b"no money"[..]));
+    assert_eq!(resolved("done", Resolution::Complete(StoredResult::new("by hand"))).await.status, 200);
+    assert_eq!(runs.so_far(), 3);
+}
+
+#[tokio::test]
+async fn a_client_that_is_closed_does_not_open_the_way() {
+    let (world, runs) = (world().await, Runs::default());
+    let web = Web::layered(echo(&runs), layer(&world.client).fail_open()).await;
+    world.client.close().await;
+    assert_eq!(web.post(Version::One, "/", "k", "").await.problem(), "unavailable");
+    assert_eq!(runs.so_far(), 0);
 }

@@ -100,7 +100,7 @@ async fn an_endless_stream_begins_at_once_and_is_not_stored() {
             }
             Some((Ok::<_, Infallible>(Bytes::from("data: 1\n\n")), n + 1))
         });
-        Response::builder().header("content-type", "text/event-stream").body(Body::from_stream(events)).unwrap()
+        Response::builder().header("content-type", "Text/Event-Stream").body(Body::from_stream(events)).unwrap()
     });
     let web = Web::layered(router, layer(&world.client)).await;
     let mut stream = TcpStream::connect(web.address).await.unwrap();
@@ -121,11 +121,14 @@ async fn trailers_are_replayed() {
     let router = answering(&runs, |_| {
         let trailers = HeaderMap::from_iter([(HeaderName::from_static("x-sum"), "7".parse().unwrap())]);
         let frames = [Frame::data(Bytes::from("body")), Frame::trailers(trailers)].map(Ok::<_, Infallible>);
-        Response::new(Body::new(StreamBody::new(stream::iter(frames))))
+        let body = Body::new(StreamBody::new(stream::iter(frames)));
+        Response::builder().header("trailer", "x-sum").body(body).unwrap()
     });
     let web = Web::layered(router, layer(&world.client)).await;
-    for replay in [false, true] {
-        let answer = web.post(Version::Two, "/", "k", "").await;
+    for (version, replay) in [(Version::Two, false), (Version::Two, true), (Version::One, true)] {
+        let mut request = post("/", "k", "");
+        request.headers_mut().insert("te", "trailers".parse().unwrap());
+        let answer = web.send(version, request).await.unwrap();
         assert_eq!((answer.body.as_ref(), answer.is_replay()), (&b"body"[..], replay));
         assert_eq!(answer.trailers.unwrap()["x-sum"], "7");
     }

@@ -46,6 +46,11 @@ impl Web {
         Self { address, _serving: serving }
     }
 
+    /// One that somebody else has started.
+    pub fn at(address: SocketAddr) -> Self {
+        Self { address, _serving: JoinSet::new() }
+    }
+
     /// Its handlers behind a layer.
     pub async fn layered(router: Router, layer: HttpLayer) -> Self {
         Self::start(router.layer(layer)).await
