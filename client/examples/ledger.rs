@@ -24,7 +24,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     match ledger.open(client.reserve(Key::new("examples.ledger", request))).await? {
         Entry::Open(mut effect) => {
             let insert = sqlx::query("INSERT INTO example_order (cents) VALUES (100) RETURNING id");
-            let id: i64 = insert.fetch_one(effect.connection()).await?.try_get("id")?;
+            let id: i64 = insert.fetch_one(effect.connection()?).await?.try_get("id")?;
             // The order and its receipt are committed as one, and only then the service is told.
             effect.commit(format!("placed as {id}")).await?;
             println!("placed as {id}");

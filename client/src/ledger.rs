@@ -7,7 +7,7 @@
 //!
 //! ```no_run
 //! use onceward_client::{Client, Key, ledger::{Entry, Ledger}};
-//! use sqlx::PgPool;
+//! use sqlx::{PgPool, Row};
 //!
 //! # async fn example(client: Client, pool: PgPool) -> Result<(), Box<dyn std::error::Error>> {
 //! let ledger = Ledger::new(client.clone(), pool);
@@ -15,7 +15,7 @@
 //!
 //! match ledger.open(client.reserve(Key::new("orders.place", "request-17"))).await? {
 //!     Entry::Open(mut effect) => {
-//!         sqlx::query("INSERT INTO orders (id, cents) VALUES (17, 100)").execute(effect.connection()).await?;
+//!         sqlx::query("INSERT INTO orders (id, cents) VALUES (17, 100)").execute(effect.connection()?).await?;
 //!         effect.commit("placed as 17").await?;
 //!     }
 //!     Entry::Completed(result) => println!("placed before: {:?}", result.body),
@@ -28,33 +28,42 @@
 //! # }
 //! ```
 //!
-//! Every final outcome of a key in ledger mode is a receipt before the service hears of it. An operator's Resolve knows no
+//! Every final outcome of a key in ledger mode is a receipt before the service hears of it. The transaction is the effect's: no
+//! COMMIT, ROLLBACK or nested `begin` belongs among its statements. An operator's Resolve knows no
 //! ledger: resolve such keys by [`Ledger::resolve`].
 
+mod aged;
 mod effect;
 mod receipt;
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
-use sqlx::PgPool;
+use sqlx::{PgPool, Row};
 use tokio::time::timeout;
 use tracing::warn;
 
 pub use self::effect::Effect;
-use self::receipt::{Inserted, Outcome, Receipt};
+use self::{
+    aged::Aged,
+    effect::fitting,
+    receipt::{Inserted, Outcome, Receipt},
+};
 use crate::{
     client::Client,
     error::Error,
     guard::{Guard, Settled},
     key::Key,
+    proto::RecordStatus,
     reservation::{InDoubt, InProgress, Reservation},
     reserve::Reserve,
     resolve::Resolution,
-    result::StoredResult,
+    result::{StoredResult, time},
 };
 
 /// The statements that make the table of receipts, for migration tools of your own. They may be run again.
 pub const MIGRATION: &str = include_str!("ledger/migration.sql");
+/// When to come back where a rival's transaction does not end.
+const RIVAL_RETRY_AFTER: Duration = Duration::from_secs(1);
 /// How long an effect that is committed waits until the service knows; it goes on being told.
 const COMPLETE_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -94,6 +103,10 @@ pub enum LedgerError {
     /// The connection broke while the effect was being committed. The next attempt finds out whether it was.
     #[error("nobody knows whether the effect was committed: {0}")]
     CommitUnknown(sqlx::Error),
+    /// The transaction was ended underneath the effect: by a COMMIT or ROLLBACK among its statements, or by a nested `begin` that
+    /// was given up or refused, with which sqlx rolls everything back. What was executed after that is not part of the effect.
+    #[error("the transaction was ended underneath the effect")]
+    TransactionEnded,
 }
 
 impl Ledger {
@@ -119,11 +132,15 @@ impl Ledger {
     pub async fn migrate(&self) -> Result<(), sqlx::Error> {
         let pool = self.pool.clone();
         self.owned(async move {
+            // To make what is there would wait for every effect that is open, and keep all others waiting behind it.
+            if sqlx::query(include_str!("ledger/made.sql")).fetch_one(&pool).await?.try_get("made")? {
+                return Ok(());
+            }
             let mut transaction = pool.begin().await?;
             // Two who make one table at once would get in each other's way.
-            sqlx::query("SELECT pg_advisory_xact_lock(hashtext('onceward_receipt'))")
-                .execute(&mut *transaction)
-                .await?;
+            let alone =
+                "SELECT pg_advisory_xact_lock(hashtext('onceward_receipt')), set_config('lock_timeout', '5s', true)";
+            sqlx::query(alone).execute(&mut *transaction).await?;
             sqlx::raw_sql(MIGRATION).execute(&mut *transaction).await?;
             transaction.commit().await
         })
@@ -132,7 +149,7 @@ impl Ledger {
 
     /// Reserves a key and opens a transaction for its effect; or says what is known of it.
     ///
-    /// While a rival's transaction for the same key is open it waits, as long as the session's `lock_timeout` allows.
+    /// A rival's transaction for the same key is waited for 5 seconds; then the key is in progress.
     ///
     /// # Errors
     ///
@@ -147,13 +164,17 @@ impl Ledger {
             Ok(Reservation::Acquired(guard)) => self.begin(guard, key, fingerprint).await,
             Ok(Reservation::Completed(finished)) => Ok(Entry::Completed(finished.result)),
             Ok(Reservation::Failed(finished)) => Ok(Entry::Failed(finished.result)),
-            Ok(Reservation::InProgress(held)) => Ok(Entry::InProgress(held)),
-            Ok(Reservation::InDoubt(doubt)) => self.settle_doubt(key, doubt).await,
-            // Another request may have had the key since the record of ours expired. The receipt knows whose it is.
-            Err(Error::FingerprintMismatch) => match Receipt::find(&self.pool, &key).await? {
-                Some(receipt) if receipt.may_answer(fingerprint.as_deref()) => Ok(receipt.entry()),
-                _ => Err(Error::FingerprintMismatch.into()),
+            // Its holder may have committed the effect and not come to say so.
+            Ok(Reservation::InProgress(held)) => match self.answer(&key, fingerprint.as_deref()).await? {
+                Some(receipt) => Ok(receipt.entry()),
+                None => Ok(Entry::InProgress(held)),
             },
+            Ok(Reservation::InDoubt(doubt)) => self.settle_doubt(key, fingerprint, doubt).await,
+            // Another request may have had the key since the record of ours expired. The receipt knows whose it is.
+            Err(Error::FingerprintMismatch) => {
+                let receipt = self.answer(&key, fingerprint.as_deref()).await?;
+                receipt.map(Receipt::entry).ok_or(Error::FingerprintMismatch.into())
+            }
             Err(error) => Err(error.into()),
         }
     }
@@ -176,24 +197,36 @@ impl Ledger {
         force: bool,
     ) -> Result<Option<Resolution>, LedgerError> {
         let (client, pool) = (self.client.clone(), self.pool.clone());
+        let (resolution, new) = match resolution {
+            Resolution::Complete(result) => {
+                let result = fitting(result)?;
+                (Resolution::Complete(result.clone()), Some(Receipt::new(Outcome::Completed, result)))
+            }
+            Resolution::Fail(result) => {
+                let result = fitting(result)?;
+                (Resolution::Fail(result.clone()), Some(Receipt::new(Outcome::Failed, result)))
+            }
+            Resolution::Retry => (Resolution::Retry, None),
+        };
         self.owned(async move {
-            let new = match resolution.clone() {
-                Resolution::Complete(result) => Some(Receipt::new(Outcome::Completed, result)),
-                Resolution::Fail(result) => Some(Receipt::new(Outcome::Failed, result)),
-                Resolution::Retry => None,
-            };
+            // A resolution that would be refused must not become a receipt, and must not wait for a holder that lives.
+            let fingerprint = may_be_resolved(&client, &key, fence, force).await?;
             // Also where nothing is to be kept: a rival's transaction may be open, and is waited for.
             let inserted = new.clone().unwrap_or_else(|| Receipt::new(Outcome::Failed, StoredResult::default()));
+            let inserted = Receipt { fingerprint, ..inserted };
             let counts = match inserted.insert(&pool, &key, fence).await? {
-                Inserted::Ours(transaction) if new.is_some() => {
-                    transaction.commit().await.map_err(LedgerError::CommitUnknown)?;
-                    resolution
-                }
                 Inserted::Ours(transaction) => {
-                    transaction.rollback().await?;
+                    // Once more, since something may have happened while it was waited.
+                    may_be_resolved(&client, &key, fence, force).await?;
+                    if new.is_some() {
+                        transaction.commit().await.map_err(LedgerError::CommitUnknown)?;
+                    } else {
+                        transaction.rollback().await?;
+                    }
                     resolution
                 }
                 Inserted::Theirs(receipt) => receipt.resolution(),
+                Inserted::Rival => return Err(Error::LockLive.into()),
             };
             client.resolve(key, fence, counts.clone(), force).await?;
             Ok(Some(counts).filter(|counts| *counts != Resolution::Retry))
@@ -202,28 +235,40 @@ impl Ledger {
     }
 
     /// Deletes receipts that no retry can ask for any more: those that are older than twice the longest retention that any of
-    /// your keys has. Gives their number.
+    /// your keys has, and whose keys are not unfinished in the service. Gives their number.
     ///
     /// # Errors
     ///
-    /// The database refused; some may be deleted.
+    /// The database or the service did not do its part; some may be deleted.
     ///
     /// # Cancel safety
     ///
     /// Dropped, it ends after the batch that it is at.
-    pub async fn purge(&self, longest_retention: Duration) -> Result<u64, sqlx::Error> {
-        let mut deleted = 0;
+    pub async fn purge(&self, longest_retention: Duration) -> Result<u64, LedgerError> {
+        let age = longest_retention.as_secs_f64() * 2.0;
+        let (mut deleted, mut last) = (0, Aged::first());
         loop {
             let pool = self.pool.clone();
-            let age = longest_retention.as_secs_f64() * 2.0;
-            let batch = self
-                .owned(async move { sqlx::query(include_str!("ledger/purge.sql")).bind(age).execute(&pool).await })
-                .await?
-                .rows_affected();
-            deleted += batch;
-            if batch == 0 {
-                return Ok(deleted);
+            let batch: Vec<Aged> = self.owned(async move { Aged::after(&pool, age, &last).await }).await?;
+            let Some(end) = batch.last().cloned() else { return Ok(deleted) };
+            last = end;
+            // Together, so that they go as Batches.
+            let looked = batch.into_iter().map(|aged| {
+                let client = self.client.clone();
+                self.client.spawn_here(async move {
+                    let record = client.lookup(aged.key.clone()).await?;
+                    let unfinished = record.is_some_and(|record| {
+                        matches!(record.status(), RecordStatus::InProgress | RecordStatus::InDoubt)
+                    });
+                    Ok::<_, Error>(Some(aged).filter(|_| !unfinished))
+                })
+            });
+            let mut over = Vec::new();
+            for looked in looked.collect::<Vec<_>>() {
+                over.extend(looked.await.unwrap_or(Err(Error::Closed))?);
             }
+            let pool = self.pool.clone();
+            deleted += self.owned(async move { Aged::delete(&pool, &over).await }).await?;
         }
     }
 
@@ -235,23 +280,45 @@ impl Ledger {
             Receipt { fingerprint: fingerprint.clone(), ..Receipt::new(Outcome::Completed, StoredResult::default()) };
         let (pool, of, fence) = (self.pool.clone(), key.clone(), guard.fence());
         match self.owned(async move { receipt.insert(&pool, &of, fence).await }).await? {
-            Inserted::Ours(transaction) => {
-                Ok(Entry::Open(Effect { ledger: self.clone(), transaction, guard, key, fingerprint }))
-            }
+            Inserted::Ours(transaction) => Ok(Entry::Open(Effect {
+                ledger: self.clone(),
+                transaction: Some(transaction),
+                lease: guard.lease(),
+                guard: Some(guard),
+                key,
+                fingerprint,
+            })),
             Inserted::Theirs(receipt) => {
                 if !receipt.may_answer(fingerprint.as_deref()) {
-                    let _ = guard.release().await;
+                    // It is given back whether it is awaited or not.
+                    drop(guard);
                     return Err(Error::FingerprintMismatch.into());
                 }
                 self.tell(guard, &receipt).await;
                 Ok(receipt.entry())
             }
+            Inserted::Rival => Ok(Entry::InProgress(InProgress {
+                retry_after: RIVAL_RETRY_AFTER,
+                locked_until: SystemTime::now() + RIVAL_RETRY_AFTER,
+                owner: None,
+                attempt: guard.attempt(),
+            })),
         }
     }
 
+    /// The receipt of a key, if it answers a request of this fingerprint.
+    async fn answer(&self, key: &Key, fingerprint: Option<&str>) -> Result<Option<Receipt>, LedgerError> {
+        let receipt = Receipt::find(&self.pool, key).await?;
+        Ok(receipt.filter(|receipt| receipt.may_answer(fingerprint)))
+    }
+
     /// A doubt is none where there is a receipt.
-    async fn settle_doubt(&self, key: Key, doubt: InDoubt) -> Result<Entry, LedgerError> {
+    async fn settle_doubt(&self, key: Key, fingerprint: Option<String>, doubt: InDoubt) -> Result<Entry, LedgerError> {
         let Some(receipt) = Receipt::find(&self.pool, &key).await? else { return Ok(Entry::InDoubt(doubt)) };
+        if !receipt.may_answer(fingerprint.as_deref()) {
+            // It is of an earlier request with this key; that of the doubt has left nothing.
+            return Ok(Entry::InDoubt(doubt));
+        }
         if let Err(error) = self.client.resolve(key, doubt.fence, receipt.resolution(), false).await {
             warn!(%error, "the service was not told what the ledger says");
         }
@@ -280,4 +347,14 @@ impl Ledger {
     ) -> Result<T, E> {
         self.client.spawn_here(work).await.unwrap_or_else(|_| Err(sqlx::Error::WorkerCrashed.into()))
     }
+}
+
+/// Whether a reservation may be finished in place of its holder, as far as can be seen; gives the record's fingerprint.
+async fn may_be_resolved(client: &Client, key: &Key, fence: i64, force: bool) -> Result<Option<String>, Error> {
+    let record = client.lookup(key.clone()).await?.ok_or(Error::KeyNotFound)?;
+    if record.fence != fence {
+        return Err(Error::FenceMismatch);
+    }
+    let live = record.status() == RecordStatus::InProgress && time(record.locked_until) > SystemTime::now();
+    if live && !force { Err(Error::LockLive) } else { Ok(record.fingerprint) }
 }

@@ -1,12 +1,8 @@
--- A batch of receipts that are older than this. Nothing changes a receipt, so none can have become younger.
-DELETE FROM onceward_receipt
-WHERE ctid = ANY (
-    ARRAY(
-        SELECT ctid
-        FROM onceward_receipt
-        WHERE created_at < clock_timestamp() - make_interval(secs => $1)
-        ORDER BY created_at
-        LIMIT 1000
-        FOR UPDATE SKIP LOCKED
-    )
-)
+-- These receipts, if they are still those that were looked at.
+DELETE FROM onceward_receipt AS r
+USING unnest($1::text[], $2::text[], $3::text[], $4::text[]) AS u (namespace, subject, value, created_at)
+WHERE
+    r.namespace = u.namespace
+    AND r.subject = u.subject
+    AND r.value = u.value
+    AND r.created_at = u.created_at::timestamptz

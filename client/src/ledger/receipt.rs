@@ -1,12 +1,19 @@
 //! [`Receipt`]: what was committed with an effect.
 
-use sqlx::{PgConnection, PgPool, Postgres, Row, Transaction, error::ErrorKind};
+use std::time::Duration;
+
+use sqlx::{Connection, PgConnection, PgPool, Postgres, Row, Transaction, error::ErrorKind};
 
 use super::Entry;
 use crate::{key::Key, resolve::Resolution, result::StoredResult};
 
 /// How often a receipt that was purged in the very moment is looked for.
 const ROUNDS: usize = 3;
+
+/// For how long a rival's transaction is waited for.
+const RIVAL_PATIENCE: Duration = Duration::from_secs(5);
+/// What a statement ends with that has waited for its whole `lock_timeout`.
+const LOCK_NOT_AVAILABLE: &str = "55P03";
 
 /// How an operation ended for good.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,6 +37,8 @@ pub(super) enum Inserted {
     Ours(Transaction<'static, Postgres>),
     /// There is one.
     Theirs(Receipt),
+    /// A rival's transaction is open, and has not ended while it was waited for.
+    Rival,
 }
 
 /// What was committed with an effect.
@@ -66,14 +75,23 @@ impl Receipt {
         let mut refused = sqlx::Error::RowNotFound;
         for _ in 0..ROUNDS {
             let mut transaction = pool.begin().await?;
+            let patience = format!("{}ms", RIVAL_PATIENCE.as_millis());
+            sqlx::query(include_str!("prepare.sql")).bind(patience).execute(&mut *transaction).await?;
             match self.insert_into(&mut transaction, key, fence).await {
-                Ok(()) => return Ok(Inserted::Ours(transaction)),
+                Ok(()) => {
+                    sqlx::query(include_str!("restore.sql")).execute(&mut *transaction).await?;
+                    return Ok(Inserted::Ours(transaction));
+                }
                 Err(sqlx::Error::Database(error)) if error.kind() == ErrorKind::UniqueViolation => {
                     transaction.rollback().await?;
                     if let Some(receipt) = Self::find(pool, key).await? {
                         return Ok(Inserted::Theirs(receipt));
                     }
                     refused = sqlx::Error::Database(error);
+                }
+                Err(sqlx::Error::Database(error)) if error.code().as_deref() == Some(LOCK_NOT_AVAILABLE) => {
+                    transaction.rollback().await?;
+                    return Ok(Inserted::Rival);
                 }
                 Err(error) => return Err(error),
             }
@@ -95,17 +113,23 @@ impl Receipt {
         query.execute(connection).await.map(drop)
     }
 
-    /// Adds the result to one that was inserted before the effect.
-    pub(super) async fn settle(&self, connection: &mut PgConnection, key: &Key) -> Result<(), sqlx::Error> {
+    /// Adds the result to the one that was inserted in this transaction; false if it is not there, because somebody has ended
+    /// the transaction underneath.
+    pub(super) async fn settle(
+        &self,
+        connection: &mut PgConnection,
+        key: &Key,
+        fence: i64,
+    ) -> Result<bool, sqlx::Error> {
         let query = sqlx::query(include_str!("settle.sql"))
             .bind(key.namespace())
             .bind(key.subject_text())
             .bind(key.value())
             .bind(self.result.code)
             .bind(self.metadata()?)
-            .bind(self.result.body.as_ref());
-        // Without its receipt an effect must not be committed: somebody has ended the transaction underneath.
-        if query.execute(connection).await?.rows_affected() == 1 { Ok(()) } else { Err(sqlx::Error::RowNotFound) }
+            .bind(self.result.body.as_ref())
+            .bind(fence);
+        Ok(connection.is_in_transaction() && query.execute(&mut *connection).await?.rows_affected() == 1)
     }
 
     /// Whether it answers a request of this fingerprint: those of different schemes do not compare.

@@ -18,15 +18,15 @@ use crate::{
     support::{MILLISECOND, SECOND, database, direct, eventually, is_free, key, server, within},
 };
 
-struct World {
-    server: Server,
-    url: String,
-    pool: PgPool,
-    ledger: Ledger,
-    client: Client,
+pub struct World {
+    pub server: Server,
+    pub url: String,
+    pub pool: PgPool,
+    pub ledger: Ledger,
+    pub client: Client,
 }
 
-async fn world() -> World {
+pub async fn world() -> World {
     let url = database().await;
     let server = server();
     let pool = PgPoolOptions::new().max_connections(20).connect(&url).await.unwrap();
@@ -46,7 +46,7 @@ impl World {
         Ledger::new(client, pool)
     }
 
-    async fn effects(&self, key: &Key) -> Vec<String> {
+    pub async fn effects(&self, key: &Key) -> Vec<String> {
         let rows = sqlx::query("SELECT by_whom FROM effect WHERE key = $1")
             .bind(key.value())
             .fetch_all(&self.pool)
@@ -57,13 +57,19 @@ impl World {
 }
 
 /// Acts unless it was done; gives the result that counts.
-async fn act(ledger: &Ledger, client: &Client, key: Key, by_whom: &str, lock: Duration) -> Result<String, LedgerError> {
+pub async fn act(
+    ledger: &Ledger,
+    client: &Client,
+    key: Key,
+    by_whom: &str,
+    lock: Duration,
+) -> Result<String, LedgerError> {
     let reserve = client.reserve(key.clone()).lock_ttl(lock).wait(10 * SECOND);
     match ledger.open(reserve).await? {
         Entry::Open(mut effect) => {
             let insert =
                 sqlx::query("INSERT INTO effect (key, by_whom) VALUES ($1, $2)").bind(key.value()).bind(by_whom);
-            insert.execute(effect.connection()).await?;
+            insert.execute(effect.connection()?).await?;
             effect.commit(by_whom.to_owned()).await?;
             Ok(by_whom.into())
         }
@@ -172,7 +178,7 @@ async fn an_effect_that_is_dropped_or_released_has_not_happened() {
             panic!()
         };
         let insert = sqlx::query("INSERT INTO effect (key, by_whom) VALUES ($1, 'nobody')").bind(value);
-        insert.execute(effect.connection()).await.unwrap();
+        insert.execute(effect.connection().unwrap()).await.unwrap();
         if release {
             effect.release().await.unwrap()
         } else {
@@ -188,7 +194,10 @@ async fn an_effect_that_is_dropped_or_released_has_not_happened() {
 async fn a_permanent_failure_is_a_receipt_and_the_effect_is_rolled_back() {
     let world = world().await;
     let Entry::Open(mut effect) = world.ledger.open(world.client.reserve(key("k"))).await.unwrap() else { panic!() };
-    sqlx::query("INSERT INTO effect (key, by_whom) VALUES ('k', 'nobody')").execute(effect.connection()).await.unwrap();
+    sqlx::query("INSERT INTO effect (key, by_whom) VALUES ('k', 'nobody')")
+        .execute(effect.connection().unwrap())
+        .await
+        .unwrap();
     assert!(matches!(effect.fail("no money").await.unwrap(), Resolution::Fail(_)));
     assert!(world.effects(&key("k")).await.is_empty());
     // Also for a service that has forgotten it all.
@@ -300,10 +309,11 @@ async fn a_resolution_agrees_with_the_ledger() {
     drop(client.reserve(key("committed")).hold().lock_ttl(5 * MILLISECOND).await.unwrap());
     let ledger = Ledger::new(client.clone(), world.pool.clone());
     eventually("the doubt is settled", async || {
-        matches!(ledger.open(client.reserve(key("committed"))).await.unwrap(), Entry::Completed(_))
+        let entry = ledger.open(client.reserve(key("committed"))).await.unwrap();
+        assert!(matches!(entry, Entry::Completed(_)), "{entry:?}");
+        matches!(client.reserve(key("committed")).await.unwrap(), Reservation::Completed(_))
     })
     .await;
-    assert!(matches!(client.reserve(key("committed")).await.unwrap(), Reservation::Completed(_)));
 }
 
 #[tokio::test]
@@ -329,7 +339,10 @@ async fn two_effects_at_once_wait_for_each_other_and_not_for_others() {
     else {
         panic!()
     };
-    sqlx::query("INSERT INTO effect (key, by_whom) VALUES ('k', 'first')").execute(first.connection()).await.unwrap();
+    sqlx::query("INSERT INTO effect (key, by_whom) VALUES ('k', 'first')")
+        .execute(first.connection().unwrap())
+        .await
+        .unwrap();
     // As if its lease were lost: the service has forgotten it.
     let forgetful = server();
     let client = direct(&forgetful);

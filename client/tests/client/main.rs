@@ -19,6 +19,7 @@ mod handlers;
 mod http;
 mod http_bodies;
 mod ledger;
+mod ledger_faults;
 mod once;
 mod proxy;
 mod reserve;
