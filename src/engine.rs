@@ -69,6 +69,7 @@ pub struct Engine {
 }
 
 /// How a call was settled.
+#[expect(clippy::large_enum_variant, reason = "it lives on the stack for a moment")]
 enum Settled<A> {
     /// By an answer of the rules.
     Answer(A),
