@@ -352,6 +352,9 @@ async fn a_completion_is_sent_although_reserves_hang() {
     completing.abort();
 }
 
+/// Each key's values, as callers got them, and whether they were fresh.
+type Values = HashMap<u64, Vec<(u64, bool)>>;
+
 /// Faults at random on the ways of several clients.
 async fn disturb(proxies: Arc<Vec<Proxy>>) {
     let mut state = 88_172_645_463_325_252_u64;
@@ -384,7 +387,7 @@ async fn whatever_happens_on_the_way_each_key_has_one_value_and_nobody_leaves_a_
     }
     let proxies = Arc::new(proxies);
     let disturbing = tokio::spawn(disturb(proxies.clone()));
-    let values: Arc<Mutex<HashMap<u64, Vec<(u64, bool)>>>> = Arc::default();
+    let values: Arc<Mutex<Values>> = Arc::default();
     let ids = Arc::new(AtomicUsize::new(0));
     let end = Instant::now() + 5 * SECOND;
     let mut workers = JoinSet::new();
