@@ -7,7 +7,7 @@
 //!
 //! ```no_run
 //! use onceward_client::{Client, Key, ledger::{Entry, Ledger}};
-//! use sqlx::{PgPool, Row};
+//! use sqlx::PgPool;
 //!
 //! # async fn example(client: Client, pool: PgPool) -> Result<(), Box<dyn std::error::Error>> {
 //! let ledger = Ledger::new(client.clone(), pool);
@@ -28,9 +28,9 @@
 //! # }
 //! ```
 //!
-//! Every final outcome of a key in ledger mode is a receipt before the service hears of it. The transaction is the effect's: no
-//! COMMIT, ROLLBACK or nested `begin` belongs among its statements. An operator's Resolve knows no
-//! ledger: resolve such keys by [`Ledger::resolve`].
+//! Every final outcome of a key in ledger mode is a receipt before the service hears of it. An operator's Resolve knows no
+//! ledger: resolve such keys by [`Ledger::resolve`]. The transaction is the effect's: no COMMIT, ROLLBACK or nested `begin`
+//! belongs among its statements.
 
 mod aged;
 mod effect;
