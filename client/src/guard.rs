@@ -177,11 +177,12 @@ impl Guard {
         self.settle(Settlement::release(None))
     }
 
-    /// Gives the key back, with where the next caller may resume.
+    /// Gives the key back, with where the next caller may resume: at most 16 KiB.
     ///
     /// # Errors
     ///
-    /// As [`complete`](Self::complete).
+    /// As [`complete`](Self::complete); [`Error::NotKept`] says that it was given back without the checkpoint, which was too
+    /// large.
     ///
     /// # Cancel safety
     ///

@@ -56,6 +56,9 @@ impl Settlement {
         if let Some(result) = self.result() {
             *result = StoredResult::unstored(result.code, "refused").into();
         }
+        if let Self::Fail(request) = self {
+            request.checkpoint = None;
+        }
     }
 
     /// Whether there was a retention to forget, which may be out of range.
@@ -236,8 +239,8 @@ impl Keeper {
         }
     }
 
-    /// Sends an outcome until it is answered. One that the service would not take leaves a mark in its place, since nobody may
-    /// act again.
+    /// Sends an outcome until it is answered. A result that the service would not take leaves a mark in its place, since nobody
+    /// may act again; a checkpoint is left out.
     async fn settle(&self, mut settlement: Settlement) -> Result<Settled, Error> {
         let mut kept = settlement.make_fit();
         loop {

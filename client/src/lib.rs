@@ -92,6 +92,6 @@ pub use self::{
 pub mod testing;
 
 /// The code in the README compiles.
-#[cfg(all(doctest, feature = "http", feature = "testing", feature = "tls"))]
+#[cfg(all(doctest, feature = "http", feature = "ledger", feature = "testing", feature = "tls"))]
 #[doc = include_str!("../README.md")]
 struct Readme;

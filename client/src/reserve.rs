@@ -171,22 +171,22 @@ impl IntoFuture for Reserve {
     }
 }
 
-/// Who waits for a reservation.
-type Answer = oneshot::Sender<Result<Reservation, Error>>;
+/// Who asked for a reservation.
+type Asker = oneshot::Sender<Result<Reservation, Error>>;
 
 /// Owns a reservation from its first Reserve to its end.
-async fn own(reserve: Reserve, mut answer: Answer) {
+async fn own(reserve: Reserve, mut asker: Asker) {
     let mut unanswered = None;
     // What is needed to reserve takes room, and the task may live long.
-    match Box::pin(reserve.acquire(&mut answer, &mut unanswered)).await {
+    match Box::pin(reserve.acquire(&mut asker, &mut unanswered)).await {
         Ok(Found::Ours(keeper, guard)) => {
             // One that nobody receives is dropped unseen, which gives the key back.
-            let _ = answer.send(Ok(Reservation::Acquired(guard)));
+            let _ = asker.send(Ok(Reservation::Acquired(guard)));
             keeper.run().await;
         }
-        Ok(Found::Theirs(reservation)) => drop(answer.send(Ok(reservation))),
+        Ok(Found::Theirs(reservation)) => drop(asker.send(Ok(reservation))),
         Err(error) => {
-            let _ = answer.send(Err(error));
+            let _ = asker.send(Err(error));
             if let Some(request) = unanswered {
                 Box::pin(reserve.give_back(request)).await;
             }
@@ -201,11 +201,7 @@ enum Found {
 
 impl Reserve {
     /// Reserves until it is known whose the key is. A Reserve that may have been done without an answer is left in `unanswered`.
-    async fn acquire(
-        &self,
-        answer: &mut Answer,
-        unanswered: &mut Option<proto::ReserveRequest>,
-    ) -> Result<Found, Error> {
+    async fn acquire(&self, asker: &mut Asker, unanswered: &mut Option<proto::ReserveRequest>) -> Result<Found, Error> {
         let end = Instant::now() + self.wait;
         let patience = self.client.waiting(self.wait).patience;
         let mut pause = WAIT_PAUSE_MIN;
@@ -220,7 +216,7 @@ impl Reserve {
                 biased;
                 asked = self.client.ask(request.clone(), manner) => asked,
                 // Nobody waits any more: neither does the service.
-                () = answer.closed(), if held => Err(Unanswered { error: Error::Closed, maybe_done: true }),
+                () = asker.closed(), if held => Err(Unanswered { error: Error::Closed, maybe_done: true }),
             };
             let answered = match asked {
                 Ok(answered) => answered,

@@ -200,6 +200,9 @@ async fn a_result_that_is_refused_leaves_a_mark_and_nobody_acts_again() {
         assert!(settled.expires_at > SystemTime::now() + 3600 * SECOND);
         assert_eq!(completed(reserve(&format!("{retention:?}"))).await, "x");
     }
+    let checkpoint = acquired(reserve("checkpoint")).await.release_with_checkpoint(vec![0; 17 << 10]).await;
+    assert!(matches!(checkpoint, Err(Error::NotKept(_))), "{checkpoint:?}");
+    assert_eq!(acquired(reserve("checkpoint")).await.attempt(), 2);
     let permanent = world.client.once(key("permanent")).lock_ttl(lock);
     let permanent = permanent.run(async |_| Err::<(), _>(Failure::permanent("x".repeat((1 << 20) + 1)))).await;
     assert!(matches!(permanent, Err(OnceError::Permanent(_))));
