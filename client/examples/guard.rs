@@ -21,7 +21,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
             // Where this attempt is, for the next one, if this process dies.
             guard.checkpoint("charged").await?;
             tokio::time::sleep(Duration::from_secs(2)).await;
-            // Not yet, if it has lost the key to somebody else meanwhile.
+            // An error if somebody else has taken the key meanwhile.
             let settled = guard.complete(format!("{order} is charged")).await?;
             println!("done; retries get this result until {:?}", settled.expires_at);
         }

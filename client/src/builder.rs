@@ -227,9 +227,9 @@ impl ClientBuilder {
             self.endpoints = endpoints.split(',').map(|endpoint| endpoint.trim().to_owned()).collect();
         }
         self.token = variable(TOKEN_VARIABLE).or(self.token);
-        let disabled = variable(DISABLED_VARIABLE);
-        self.disabled |=
-            disabled.is_some_and(|value| matches!(value.to_lowercase().as_str(), "1" | "true" | "yes" | "on"));
+        if let Some(value) = variable(DISABLED_VARIABLE) {
+            self.disabled = matches!(value.to_lowercase().as_str(), "1" | "true" | "yes" | "on");
+        }
         self
     }
 

@@ -212,6 +212,9 @@ impl<P: Protocol> Exchange<P> {
             }
             Err(why) => return Ok(self.refuse_unread(&Refusal::KeyMalformed(why), &parts, body).await),
         };
+        if body.size_hint().lower() > self.options.body_bytes_max as u64 {
+            return Ok(self.refuse_unread(&Refusal::BodyTooLarge, &parts, body).await);
+        }
         let read = body::received(body, self.options.body_bytes_max, |begun| self.protocol.message_bytes(begun));
         let body = match read.await {
             Received::Whole(body) => body,
@@ -224,6 +227,7 @@ impl<P: Protocol> Exchange<P> {
         }
         let key = Key::new(&self.options.namespace, key).subject((self.options.subject)(&parts));
         let fingerprint = self.protocol.fingerprint(&parts, &body);
+        let of = fingerprint.as_str().to_owned();
         let guard = match self.options.reserve(key, fingerprint, &parts.headers).await {
             Ok(Reservation::Acquired(guard)) => guard,
             Ok(other) => return Ok(self.known(other)),
@@ -246,7 +250,7 @@ impl<P: Protocol> Exchange<P> {
         parts.extensions.insert(guard.lease());
         let work = inner.call(Request::from_parts(parts, rebody(body)));
         let exchange = self.clone();
-        let act = async move { exchange.act(work, guard).await };
+        let act = async move { exchange.act(work, guard, of).await };
         match self.options.client.spawn_here(act.in_current_span()).await {
             Ok(answer) => answer,
             // As if it had happened here: the guard was dropped without a word, and the lock runs out.
@@ -262,6 +266,7 @@ impl<P: Protocol> Exchange<P> {
         &self,
         work: impl Future<Output = Result<Response<R>, E>>,
         guard: Guard,
+        fingerprint: String,
     ) -> Result<Response<AnswerBody<R>>, E>
     where
         R: Body<Data = Bytes> + Send + 'static,
@@ -300,7 +305,7 @@ impl<P: Protocol> Exchange<P> {
             Ok(Ok(_)) => {}
             Ok(Err(Error::LeaseLost)) => {
                 counter!(LEASES_LOST).increment(1);
-                return Ok(self.of_the_winner(key).await);
+                return Ok(self.of_the_winner(key, &fingerprint).await);
             }
             Ok(Err(error)) => error!(%error, "an answer was not stored"),
             Err(_) => warn!("an answer goes out before it is stored"),
@@ -309,8 +314,10 @@ impl<P: Protocol> Exchange<P> {
     }
 
     /// Somebody else took over while the handler ran: everybody gets the same answer.
-    async fn of_the_winner<R>(&self, key: Key) -> Response<AnswerBody<R>> {
+    async fn of_the_winner<R>(&self, key: Key, fingerprint: &str) -> Response<AnswerBody<R>> {
         let record = self.options.client.lookup(key).await.ok().flatten();
+        // After a long pause it may be of another request, which has come since ours expired.
+        let record = record.filter(|record| record.fingerprint.as_deref().is_none_or(|theirs| theirs == fingerprint));
         match record.map(|record| (record.status(), Finished::of_record(record))) {
             Some((RecordStatus::Completed, Some(finished))) => self.replayed(finished, false),
             Some((RecordStatus::Failed, Some(finished))) => self.replayed(finished, true),

@@ -140,17 +140,23 @@ impl Keeper {
                 biased;
                 ending = &mut self.ending => return ending.ok(),
                 answer = answer(&mut renewal) => {
-                    failed_at = answer.is_err().then(Instant::now);
-                    self.renewed(renewal.take(), answer);
+                    let renewal = renewal.take();
+                    match (&answer, renewal.as_ref().is_some_and(|renewal| renewal.saved.is_some())) {
+                        (Ok(_), _) => failed_at = None,
+                        (Err(_), false) => failed_at = Some(Instant::now()),
+                        // What is wrong with a checkpoint must not put off the renewal of the lock.
+                        (Err(_), true) => {}
+                    }
+                    self.renewed(renewal, answer);
+                }
+                () = sleep_until(renewed_at), if live && idle => {
+                    self.notice_lateness(renewed_at);
+                    renewal = Some(self.renewal(None));
                 }
                 // One after the other: a Renew under way is not given up for the next, or a slow way would save nothing.
                 Some(checkpoint) = self.checkpoints.recv(), if idle => {
                     sequence += 1;
                     renewal = Some(self.renewal(Some((checkpoint, sequence))));
-                }
-                () = sleep_until(renewed_at), if live && idle => {
-                    self.notice_lateness(renewed_at);
-                    renewal = Some(self.renewal(None));
                 }
                 () = sleep_until(self.since + self.lock_ttl), if live => {
                     warn!(key = ?self.key, "a lease is lost: it could not be renewed in time");
@@ -244,14 +250,14 @@ impl Keeper {
     async fn settle(&self, mut settlement: Settlement) -> Result<Settled, Error> {
         let mut kept = settlement.make_fit();
         loop {
-            let refused = match (self.send(&settlement).await, &kept) {
-                (Err(Error::Invalid(refused)), Ok(())) => refused,
+            match (self.send(&settlement).await, &kept) {
+                (Err(Error::Invalid(_)), _) if settlement.forget_retention() => {}
+                (Err(Error::Invalid(refused)), Ok(())) => {
+                    settlement.leave_mark();
+                    kept = Err(refused);
+                }
                 (Ok(_), Err(refused)) => return Err(Error::NotKept(refused.clone())),
                 (outcome, _) => return outcome,
-            };
-            if !settlement.forget_retention() {
-                settlement.leave_mark();
-                kept = Err(refused);
             }
         }
     }

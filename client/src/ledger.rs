@@ -94,10 +94,11 @@ pub enum Entry {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LedgerError {
-    /// The service did not do its part, or would not take the result. Nothing has happened.
+    /// The service did not do its part, or would not take the result. Nothing has happened; but by a resolution, a receipt may
+    /// be there: ask again.
     #[error(transparent)]
     Service(#[from] Error),
-    /// The database refused. Nothing has happened, and the key is free again.
+    /// The database refused. Nothing has happened, and the key of an effect is free again.
     #[error("the database refused: {0}")]
     Database(#[from] sqlx::Error),
     /// The connection broke while the effect was being committed. The next attempt finds out whether it was.
@@ -172,8 +173,9 @@ impl Ledger {
             Ok(Reservation::InDoubt(doubt)) => self.settle_doubt(key, fingerprint, doubt).await,
             // Another request may have had the key since the record of ours expired. The receipt knows whose it is.
             Err(Error::FingerprintMismatch) => {
-                let receipt = self.answer(&key, fingerprint.as_deref()).await?;
-                receipt.map(Receipt::entry).ok_or(Error::FingerprintMismatch.into())
+                let receipt = Receipt::find(&self.pool, &key).await?;
+                let ours = receipt.filter(|receipt| receipt.fingerprint == fingerprint);
+                ours.map(Receipt::entry).ok_or(Error::FingerprintMismatch.into())
             }
             Err(error) => Err(error.into()),
         }
@@ -210,14 +212,14 @@ impl Ledger {
         };
         self.owned(async move {
             // A resolution that would be refused must not become a receipt, and must not wait for a holder that lives.
-            let fingerprint = may_be_resolved(&client, &key, fence, force).await?;
+            let fingerprint = may_be_resolved(&client, &key, fence, force, None).await?;
             // Also where nothing is to be kept: a rival's transaction may be open, and is waited for.
             let inserted = new.clone().unwrap_or_else(|| Receipt::new(Outcome::Failed, StoredResult::default()));
             let inserted = Receipt { fingerprint, ..inserted };
             let counts = match inserted.insert(&pool, &key, fence).await? {
                 Inserted::Ours(transaction) => {
                     // Once more, since something may have happened while it was waited.
-                    may_be_resolved(&client, &key, fence, force).await?;
+                    may_be_resolved(&client, &key, fence, force, Some(&resolution)).await?;
                     if new.is_some() {
                         transaction.commit().await.map_err(LedgerError::CommitUnknown)?;
                     } else {
@@ -225,7 +227,12 @@ impl Ledger {
                     }
                     resolution
                 }
-                Inserted::Theirs(receipt) => receipt.resolution(),
+                Inserted::Theirs(receipt) if receipt.may_answer(inserted.fingerprint.as_deref()) => {
+                    receipt.resolution()
+                }
+                // It is of an earlier request with this key: that of the record has left nothing.
+                Inserted::Theirs(_) if new.is_none() => resolution,
+                Inserted::Theirs(_) => return Err(Error::FingerprintMismatch.into()),
                 Inserted::Rival => return Err(Error::LockLive.into()),
             };
             client.resolve(key, fence, counts.clone(), force).await?;
@@ -256,7 +263,11 @@ impl Ledger {
             let looked = batch.into_iter().map(|aged| {
                 let client = self.client.clone();
                 self.client.spawn_here(async move {
-                    let record = client.lookup(aged.key.clone()).await?;
+                    let record = match client.lookup(aged.key.clone()).await {
+                        // It is another service's, which purges its own.
+                        Err(Error::Denied(_)) => return Ok(None),
+                        looked => looked?,
+                    };
                     let unfinished = record.is_some_and(|record| {
                         matches!(record.status(), RecordStatus::InProgress | RecordStatus::InDoubt)
                     });
@@ -349,12 +360,34 @@ impl Ledger {
     }
 }
 
-/// Whether a reservation may be finished in place of its holder, as far as can be seen; gives the record's fingerprint.
-async fn may_be_resolved(client: &Client, key: &Key, fence: i64, force: bool) -> Result<Option<String>, Error> {
+/// Whether a reservation may be finished in place of its holder, and in this way, as far as can be seen; gives the record's
+/// fingerprint.
+async fn may_be_resolved(
+    client: &Client,
+    key: &Key,
+    fence: i64,
+    force: bool,
+    resolution: Option<&Resolution>,
+) -> Result<Option<String>, Error> {
     let record = client.lookup(key.clone()).await?.ok_or(Error::KeyNotFound)?;
     if record.fence != fence {
         return Err(Error::FenceMismatch);
     }
     let live = record.status() == RecordStatus::InProgress && time(record.locked_until) > SystemTime::now();
-    if live && !force { Err(Error::LockLive) } else { Ok(record.fingerprint) }
+    if live && !force {
+        return Err(Error::LockLive);
+    }
+    let finished = matches!(record.status(), RecordStatus::Completed | RecordStatus::Failed);
+    let in_this_way = |resolution: &Resolution| {
+        record.resolved
+            && match resolution {
+                Resolution::Complete(_) => record.status() == RecordStatus::Completed,
+                Resolution::Fail(_) => record.status() == RecordStatus::Failed && !record.retryable,
+                Resolution::Retry => record.status() == RecordStatus::Failed && record.retryable,
+            }
+    };
+    if finished && resolution.is_some_and(|resolution| !in_this_way(resolution)) {
+        return Err(Error::AlreadyFinished);
+    }
+    Ok(record.fingerprint)
 }

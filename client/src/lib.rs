@@ -25,7 +25,7 @@
 //!
 //! With a [`Guard`] the same is done by hand, step by step.
 
-// The modules, in reading order. Each knows only what stands before it.
+// The modules, in reading order.
 
 // The protocol, compiled from the proto.
 pub mod proto;

@@ -260,7 +260,11 @@ impl<C> Once<C> {
     where
         C: Codec<T>,
     {
-        let record = self.reserve.client().lookup(self.reserve.key().clone()).await?.ok_or(OnceError::LeaseLost)?;
+        let record = self.reserve.client().lookup(self.reserve.key().clone()).await?;
+        let fingerprint = self.reserve.fingerprint_text();
+        // After a long pause it may be of another request, which has come since ours expired.
+        let ours = |theirs: &Option<String>| theirs.is_none() || fingerprint.is_none() || *theirs == fingerprint;
+        let record = record.filter(|record| ours(&record.fingerprint)).ok_or(OnceError::LeaseLost)?;
         match (record.status(), Finished::of_record(record)) {
             (RecordStatus::Completed, Some(finished)) => replayed::<C, T, E>(finished),
             (RecordStatus::Failed, Some(finished)) => Err(OnceError::FailedBefore(finished.into())),

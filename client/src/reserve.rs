@@ -8,7 +8,7 @@ use std::{
 
 use tokio::{
     sync::{mpsc, oneshot, watch},
-    time::{Instant, sleep},
+    time::{Instant, sleep, timeout},
 };
 use uuid::Uuid;
 
@@ -28,6 +28,8 @@ use crate::{
 
 /// The lock of a reservation whose answer does not say, which no service of ours gives.
 const LOCK_TTL: Duration = Duration::from_secs(30);
+/// The longest lock that there is.
+const LOCK_TTL_MAX: Duration = Duration::from_secs(24 * 3600);
 
 /// How long one call may be held by a server, of the 60 s that it allows: a server that falls silent costs no more.
 const WAIT_MAX: Duration = Duration::from_secs(5);
@@ -137,7 +139,6 @@ impl Reserve {
         &self.key
     }
 
-    #[cfg(feature = "ledger")]
     pub(crate) fn fingerprint_text(&self) -> Option<String> {
         self.request.fingerprint.clone()
     }
@@ -159,8 +160,10 @@ impl IntoFuture for Reserve {
                     return Err(Error::Closed);
                 }
                 match answered.await {
-                    // It came too late to begin with. Dropped unseen, it is given back.
-                    Ok(Ok(Reservation::Acquired(guard))) if guard.is_lost() => {}
+                    // It came too late to begin with. It is given back first, or the next Reserve might meet it.
+                    Ok(Ok(Reservation::Acquired(guard))) if guard.is_lost() => {
+                        drop(timeout(LOCK_TTL, guard.release()).await);
+                    }
                     Ok(Ok(Reservation::Acquired(guard))) => return Ok(Reservation::Acquired(guard.seen())),
                     Ok(answer) => return answer,
                     // The runtime that the client was made in is gone.
@@ -298,7 +301,7 @@ impl Reserve {
         sent_at: Instant,
         patience: Patience,
     ) -> Result<(Keeper, Guard), Error> {
-        let lock_ttl = granted(acquired.lock_ttl).unwrap_or(LOCK_TTL);
+        let lock_ttl = granted(acquired.lock_ttl).unwrap_or(LOCK_TTL).min(LOCK_TTL_MAX);
         let (hold, held) = watch::channel(Hold::Until(sent_at + lock_ttl));
         let (save, checkpoints) = mpsc::channel(1);
         let (end, ending) = oneshot::channel();
@@ -344,7 +347,7 @@ impl Reserve {
         let Some(_room) = self.client.abandoned() else { return };
         request.wait = None;
         // A lock that is to be held does not just run out: it would be in doubt.
-        let lock_ttl = granted(request.lock_ttl).unwrap_or(LOCK_TTL);
+        let lock_ttl = granted(request.lock_ttl).unwrap_or(LOCK_TTL).min(LOCK_TTL_MAX);
         let patience =
             if request.on_expiry.is_some() { Patience::Endless } else { Patience::Until(Instant::now() + lock_ttl) };
         let manner = Manner { patience, ..self.client.prompt() };

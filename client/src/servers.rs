@@ -13,7 +13,10 @@ use std::{
     time::Duration,
 };
 
-use tokio::time::{Instant, sleep, timeout};
+use tokio::{
+    runtime::Handle,
+    time::{Instant, sleep, timeout},
+};
 use tonic::{
     Request, Status,
     metadata::MetadataValue,
@@ -58,6 +61,8 @@ pub(crate) struct Servers {
 
 struct Server {
     endpoint: Endpoint,
+    /// Where the client was made, which drives the connections.
+    runtime: Handle,
     lines: Mutex<[Line; 2]>,
     health: Mutex<Health>,
 }
@@ -185,7 +190,7 @@ enum Admission {
 impl Server {
     fn new(endpoint: Endpoint) -> Self {
         let line = || Line { channel: endpoint.connect_lazy(), generation: 0 };
-        Self { lines: Mutex::new([line(), line()]), health: Mutex::default(), endpoint }
+        Self { lines: Mutex::new([line(), line()]), health: Mutex::default(), runtime: Handle::current(), endpoint }
     }
 
     /// Whether it gets a call: always if it is well, and one at a time if it has failed and was avoided since.
@@ -256,6 +261,8 @@ impl Choice<'_> {
         let [prompt, waiting] = &mut *locked(&self.server.lines);
         let line = if self.lane == Lane::Prompt { prompt } else { waiting };
         if line.generation == self.generation {
+            // This call may run on a runtime that ends earlier.
+            let _inside = self.server.runtime.enter();
             *line = Line { channel: self.server.endpoint.connect_lazy(), generation: self.generation + 1 };
         }
     }

@@ -37,10 +37,9 @@ pub(super) async fn received<B: Body>(
     bytes_max: usize,
     message_bytes: impl Fn(&[u8]) -> Option<usize>,
 ) -> Received {
-    let too_large = body.size_hint().lower() > bytes_max as u64;
     let mut body = Box::pin(body);
     let mut bytes = BytesMut::new();
-    while !too_large && let Some(frame) = body.frame().await {
+    while let Some(frame) = body.frame().await {
         let Ok(frame) = frame else { return Received::Broken };
         // Trailers of a request are nothing that a handler gets to see here.
         if let Ok(data) = frame.into_data() {
@@ -53,10 +52,6 @@ pub(super) async fn received<B: Body>(
                 return Received::Several;
             }
         }
-    }
-    if too_large {
-        drain(body).await;
-        return Received::TooLarge;
     }
     Received::Whole(bytes.freeze())
 }

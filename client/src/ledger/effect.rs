@@ -90,7 +90,7 @@ impl Effect {
     ///
     /// # Errors
     ///
-    /// As [`commit`](Self::commit).
+    /// As [`commit`](Self::commit); [`Error::LeaseLost`] if somebody else is at it by now, who decides.
     ///
     /// # Cancel safety
     ///
@@ -104,7 +104,7 @@ impl Effect {
             transaction.rollback().await?;
             match receipt.insert(&ledger.pool, &key, guard.fence()).await? {
                 Inserted::Ours(transaction) => {
-                    let guard = guard.seen();
+                    // The effect is rolled back: whatever comes of this COMMIT, the next attempt may look.
                     transaction.commit().await.map_err(LedgerError::CommitUnknown)?;
                     ledger.tell(guard, &receipt).await;
                     Ok(receipt.resolution())

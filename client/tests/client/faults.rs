@@ -203,11 +203,13 @@ async fn a_result_that_is_refused_leaves_a_mark_and_nobody_acts_again() {
     let checkpoint = acquired(reserve("checkpoint")).await.release_with_checkpoint(vec![0; 17 << 10]).await;
     assert!(matches!(checkpoint, Err(Error::NotKept(_))), "{checkpoint:?}");
     assert_eq!(acquired(reserve("checkpoint")).await.attempt(), 2);
+    let both = acquired(reserve("both")).await.retention(Duration::MAX).complete(vec![0; (1 << 20) + 1]).await;
+    assert!(matches!(both, Err(Error::NotKept(_))), "{both:?}");
     let permanent = world.client.once(key("permanent")).lock_ttl(lock);
     let permanent = permanent.run(async |_| Err::<(), _>(Failure::permanent("x".repeat((1 << 20) + 1)))).await;
     assert!(matches!(permanent, Err(OnceError::Permanent(_))));
     sleep(2 * lock).await;
-    for (name, kept) in [("large", false), ("odd", odd_is_kept), ("permanent", false)] {
+    for (name, kept) in [("large", false), ("odd", odd_is_kept), ("both", false), ("permanent", false)] {
         let (Reservation::Completed(finished) | Reservation::Failed(finished)) = reserve(name).await.unwrap() else {
             panic!("{name} may be acted on again")
         };
@@ -222,6 +224,11 @@ async fn no_duration_is_too_long() {
     let long = long.connect_timeout(Duration::MAX).keepalive(Duration::MAX, Duration::MAX).lazy().unwrap();
     acquired(long.reserve(key("k")).wait(Duration::MAX)).await.complete("x").await.unwrap();
     assert_eq!(completed(long.reserve(key("k")).wait(Duration::MAX)).await, "x");
+    let disabled = server.builder().disabled(true).lazy().unwrap();
+    acquired(disabled.reserve(key("k")).lock_ttl(Duration::MAX)).await.complete("x").await.unwrap();
+    let away = Client::builder(["http://127.0.0.1:1"]).timeout(100 * MILLISECOND).lazy().unwrap();
+    let unreached = away.reserve(key("k")).lock_ttl(Duration::MAX).await;
+    assert!(matches!(unreached, Err(Error::Unavailable(_))), "{unreached:?}");
 }
 
 #[tokio::test]
@@ -235,6 +242,47 @@ async fn checkpoints_that_are_given_up_do_not_starve_the_lease() {
         let _ = timeout(30 * MILLISECOND, lease.checkpoint("x")).await;
         assert!(!guard.is_lost());
     }
+}
+
+#[tokio::test]
+async fn checkpoints_that_are_refused_do_not_starve_the_lease() {
+    let world = world().await;
+    let guard = acquired(world.client.reserve(key("k")).lock_ttl(600 * MILLISECOND)).await;
+    let saving: JoinSet<()> = (0..3)
+        .map(|_| {
+            let mut lease = guard.lease();
+            async move {
+                loop {
+                    let refused = lease.checkpoint(vec![0; 17 << 10]).await;
+                    assert!(matches!(refused, Err(Error::Invalid(_))), "{refused:?}");
+                    sleep(20 * MILLISECOND).await;
+                }
+            }
+        })
+        .collect();
+    sleep(2 * SECOND).await;
+    assert!(!guard.is_lost());
+    drop(saving);
+    guard.complete("done").await.unwrap();
+}
+
+#[test]
+fn a_client_outlives_other_runtimes_that_it_was_used_from() {
+    let server = server();
+    let home = Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let (proxy, client) = home.block_on(async {
+        let proxy = Proxy::start(server.address()).await;
+        let builder = Client::builder([proxy.endpoint()]).attempt_timeout(200 * MILLISECOND).timeout(500 * MILLISECOND);
+        (proxy, builder.batch_calls_max(1).lazy().unwrap())
+    });
+    let elsewhere = Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    elsewhere.block_on(client.lookup(key("k"))).unwrap();
+    proxy.both(Fault::Blackhole);
+    assert!(elsewhere.block_on(client.lookup(key("k"))).is_err());
+    drop(elsewhere);
+    proxy.cut_all();
+    proxy.both(Fault::None);
+    home.block_on(async { acquired(client.reserve(key("k"))).await.complete("1").await.unwrap() });
 }
 
 #[tokio::test]

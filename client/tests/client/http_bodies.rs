@@ -44,6 +44,28 @@ async fn a_body_over_the_limit_and_a_bad_key_are_answered_and_not_reset() {
 }
 
 #[tokio::test]
+async fn whoever_waits_to_be_told_to_go_on_is_refused_before_sending() {
+    let world = world().await;
+    let web = Web::layered(echo(&Runs::default()), layer(&world.client)).await;
+    for (key, length, status) in [("k", 10 << 20, "413"), ("a, b", 100, "400")] {
+        let mut stream = TcpStream::connect(web.address).await.unwrap();
+        let head = format!(
+            "POST / HTTP/1.1\r\nhost: a\r\nidempotency-key: {key}\r\nexpect: 100-continue\r\ncontent-length: {length}\r\n\r\n"
+        );
+        stream.write_all(head.as_bytes()).await.unwrap();
+        let mut read = Vec::new();
+        within(5 * SECOND, async {
+            while !read.ends_with(b"}") {
+                assert_ne!(stream.read_buf(&mut read).await.unwrap(), 0);
+            }
+        })
+        .await;
+        let answer = String::from_utf8(read).unwrap();
+        assert!(answer.starts_with(&format!("HTTP/1.1 {status}")), "{answer}");
+    }
+}
+
+#[tokio::test]
 async fn an_answer_too_large_to_be_stored_reaches_the_first_caller_whole_and_nobody_acts_again() {
     let (world, runs) = (world().await, Runs::default());
     let router = answering(&runs, |_| {

@@ -80,6 +80,36 @@ async fn a_resolution_that_is_refused_leaves_no_receipt() {
 }
 
 #[tokio::test]
+async fn a_resolution_of_what_has_finished_otherwise_leaves_no_receipt() {
+    let world = world().await;
+    let effect = open(&world.ledger, &world.client, "k").await;
+    let fence = effect.lease().fence();
+    effect.release().await.unwrap();
+    let refused = world.ledger.resolve(key("k"), fence, Resolution::Complete("by hand".into()), true).await;
+    assert!(matches!(refused, Err(LedgerError::Service(Error::AlreadyFinished))), "{refused:?}");
+    assert_eq!(receipts(&world).await, 0);
+    assert_eq!(act(&world.ledger, &world.client, key("k"), "later", SECOND).await.unwrap(), "later");
+}
+
+#[tokio::test]
+async fn a_resolution_does_not_take_the_receipt_of_another_request() {
+    let world = world().await;
+    let reserve = |client: &Client, body: &str| client.reserve(key("k")).fingerprint(Fingerprint::of_bytes(body));
+    let Entry::Open(effect) = world.ledger.open(reserve(&world.client, "a")).await.unwrap() else { panic!() };
+    effect.commit("of a").await.unwrap();
+    let (_server, client, ledger) = elsewhere(&world);
+    let Reservation::Acquired(guard) = reserve(&client, "b").hold().await.unwrap() else { panic!() };
+    let fence = guard.fence();
+    drop(guard);
+    let refused = ledger.resolve(key("k"), fence, Resolution::Complete("of b".into()), true).await;
+    assert!(matches!(refused, Err(LedgerError::Service(Error::FingerprintMismatch))), "{refused:?}");
+    assert_eq!(ledger.resolve(key("k"), fence, Resolution::Retry, true).await.unwrap(), None);
+    // And from then on the ledger says that the key was another's.
+    let other = ledger.open(reserve(&client, "b")).await;
+    assert!(matches!(other, Err(LedgerError::Service(Error::FingerprintMismatch))), "{other:?}");
+}
+
+#[tokio::test]
 async fn a_transaction_that_was_ended_underneath_is_noticed_and_nothing_leaks_from_it() {
     let world = world().await;
     // By a nested one that is given up on the way.
