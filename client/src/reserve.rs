@@ -154,6 +154,7 @@ impl IntoFuture for Reserve {
 
     fn into_future(self) -> Self::IntoFuture {
         Box::pin(async move {
+            let patience = self.client.waiting(self.wait).patience;
             loop {
                 let (answer, answered) = oneshot::channel();
                 if !self.client.spawn(own(self.clone(), answer)) {
@@ -163,6 +164,9 @@ impl IntoFuture for Reserve {
                     // It came too late to begin with. It is given back first, or the next Reserve might meet it.
                     Ok(Ok(Reservation::Acquired(guard))) if guard.is_lost() => {
                         drop(timeout(LOCK_TTL, guard.release()).await);
+                        if matches!(patience, Patience::Until(end) if Instant::now() >= end) {
+                            return Err(Error::Unavailable("the way is slower than the lock is long".into()));
+                        }
                     }
                     Ok(Ok(Reservation::Acquired(guard))) => return Ok(Reservation::Acquired(guard.seen())),
                     Ok(answer) => return answer,

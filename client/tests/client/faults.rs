@@ -169,6 +169,17 @@ async fn no_work_begins_under_a_lease_that_is_lost() {
 }
 
 #[tokio::test]
+async fn a_way_that_is_slower_than_the_lock_is_long_is_told() {
+    let world = world().await;
+    let client = world.client.clone();
+    client.lookup(key("connected")).await.unwrap();
+    let slow = Client::builder([world.proxy.endpoint()]).timeout(500 * MILLISECOND).lazy().unwrap();
+    world.proxy.both(Fault::Delay(50 * MILLISECOND));
+    let reserved = within(10 * SECOND, slow.reserve(key("k")).lock_ttl(20 * MILLISECOND).into_future()).await;
+    assert!(matches!(reserved, Err(Error::Unavailable(_))), "{reserved:?}");
+}
+
+#[tokio::test]
 async fn a_completion_does_not_give_up_for_anything_on_the_way() {
     for code in (1..=16).map(Code::from_i32) {
         let first = AtomicUsize::new(0);

@@ -251,7 +251,7 @@ async fn a_commit_that_is_refused_has_not_happened_and_frees_the_key() {
 async fn a_resolution_agrees_with_the_ledger() {
     let world = world().await;
     let doubtful = async |value: &str| {
-        let guard = match world.client.reserve(key(value)).hold().lock_ttl(5 * MILLISECOND).await.unwrap() {
+        let guard = match world.client.reserve(key(value)).hold().lock_ttl(50 * MILLISECOND).await.unwrap() {
             Reservation::Acquired(guard) => guard,
             other => panic!("{other:?}"),
         };
@@ -284,7 +284,7 @@ async fn a_resolution_agrees_with_the_ledger() {
     let ledger = Ledger::new(client.clone(), world.pool.clone());
     for resolution in [Resolution::Retry, Resolution::Fail("by hand".into())] {
         let Reservation::Acquired(guard) =
-            client.reserve(key("committed")).hold().lock_ttl(5 * MILLISECOND).await.unwrap()
+            client.reserve(key("committed")).hold().lock_ttl(50 * MILLISECOND).await.unwrap()
         else {
             break;
         };
@@ -306,7 +306,7 @@ async fn a_resolution_agrees_with_the_ledger() {
     // A doubt with a receipt is none.
     let third = server();
     let client = direct(&third);
-    drop(client.reserve(key("committed")).hold().lock_ttl(5 * MILLISECOND).await.unwrap());
+    drop(client.reserve(key("committed")).hold().lock_ttl(50 * MILLISECOND).await.unwrap());
     let ledger = Ledger::new(client.clone(), world.pool.clone());
     eventually("the doubt is settled", async || {
         let entry = ledger.open(client.reserve(key("committed"))).await.unwrap();

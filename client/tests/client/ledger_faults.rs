@@ -217,7 +217,7 @@ async fn a_doubt_of_another_request_is_not_settled_by_this_ones_receipt() {
     let Entry::Open(effect) = world.ledger.open(reserve(&world.client, "a")).await.unwrap() else { panic!() };
     effect.commit("of a").await.unwrap();
     let (_server, client, ledger) = elsewhere(&world);
-    drop(reserve(&client, "b").hold().lock_ttl(5 * MILLISECOND).await.unwrap());
+    drop(reserve(&client, "b").hold().lock_ttl(50 * MILLISECOND).await.unwrap());
     eventually("it is in doubt", async || match ledger.open(reserve(&client, "b")).await.unwrap() {
         Entry::InDoubt(_) => true,
         Entry::InProgress(_) => false,

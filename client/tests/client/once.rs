@@ -129,7 +129,7 @@ async fn who_is_held_up_learns_why() {
     assert_eq!(progress.owner.as_deref(), Some("pod-7"));
     drop(held);
 
-    drop(acquired(world.client.reserve(key("doubt")).hold().lock_ttl(5 * MILLISECOND)).await);
+    drop(acquired(world.client.reserve(key("doubt")).hold().lock_ttl(50 * MILLISECOND)).await);
     eventually("it is in doubt", async || {
         matches!(once("doubt").run(async |_| Ok::<_, Failure<Never>>(1)).await, Err(OnceError::InDoubt(_)))
     })
