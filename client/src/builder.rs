@@ -92,6 +92,13 @@ pub enum BuildError {
     Unreachable(Error),
 }
 
+impl Client {
+    /// Chooses how to reach the service. Several endpoints share the calls; those that fail are avoided while others do not.
+    pub fn builder(endpoints: impl IntoIterator<Item = impl Into<String>>) -> ClientBuilder {
+        ClientBuilder::new(endpoints.into_iter().map(Into::into).collect())
+    }
+}
+
 impl ClientBuilder {
     pub(crate) fn new(endpoints: Vec<String>) -> Self {
         Self {

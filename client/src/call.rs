@@ -13,7 +13,8 @@ use crate::{
     coalescer::Coalescer,
     error::{Again, Error, Verdict, verdict},
     offline,
-    proto::{self, batch_operation::Operation, batch_result::Result as Answer},
+    proto::{batch_operation::Operation, batch_result::Result as Answer},
+    question::Question,
     servers::{Lane, Servers},
 };
 
@@ -21,46 +22,6 @@ use crate::{
 const PAUSE_MIN: Duration = Duration::from_millis(20);
 /// The longest pause, if the service asks for no longer one.
 const PAUSE_MAX: Duration = Duration::from_secs(2);
-
-/// What can be asked.
-pub(crate) trait Question: Clone + Send {
-    /// What is answered.
-    type Answer: Send;
-
-    /// As an operation of a Batch.
-    fn operation(self) -> Operation;
-
-    /// The answer among those of a Batch.
-    fn answer(answer: Answer) -> Option<Self::Answer>;
-}
-
-macro_rules! questions {
-    ($($verb:ident: $request:ident -> $response:ident),* $(,)?) => {$(
-        impl Question for proto::$request {
-            type Answer = proto::$response;
-
-            fn operation(self) -> Operation {
-                Operation::$verb(self)
-            }
-
-            fn answer(answer: Answer) -> Option<Self::Answer> {
-                match answer {
-                    Answer::$verb(answer) => Some(answer),
-                    _ => None,
-                }
-            }
-        }
-    )*};
-}
-
-questions! {
-    Reserve: ReserveRequest -> ReserveResponse,
-    Complete: CompleteRequest -> CompleteResponse,
-    Fail: FailRequest -> FailResponse,
-    Renew: RenewRequest -> RenewResponse,
-    Lookup: LookupRequest -> LookupResponse,
-    Resolve: ResolveRequest -> ResolveResponse,
-}
 
 /// For how long to ask.
 #[derive(Clone, Copy, Debug)]

@@ -10,14 +10,11 @@ use tokio::{
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
-    builder::ClientBuilder,
-    call::{Answered, Caller, Manner, Patience, Question, Unanswered},
-    codec::Json,
+    call::{Answered, Caller, Manner, Patience, Unanswered},
     error::Error,
     key::Key,
-    once::Once,
     proto,
-    reserve::Reserve,
+    question::Question,
     servers::Lane,
 };
 
@@ -46,11 +43,6 @@ struct Shared {
 }
 
 impl Client {
-    /// Chooses how to reach the service. Several endpoints share the calls; those that fail are avoided while others do not.
-    pub fn builder(endpoints: impl IntoIterator<Item = impl Into<String>>) -> ClientBuilder {
-        ClientBuilder::new(endpoints.into_iter().map(Into::into).collect())
-    }
-
     pub(crate) fn new(
         caller: Caller,
         runtime: Handle,
@@ -69,16 +61,6 @@ impl Client {
             owner,
         };
         Self { shared: Arc::new(shared) }
-    }
-
-    /// Reserves a key, or says what is known of it.
-    pub fn reserve(&self, key: Key) -> Reserve {
-        Reserve::new(self.clone(), key)
-    }
-
-    /// Reserves a key, acts, and completes the key with the result; or gets the result of whoever did so before.
-    pub fn once(&self, key: Key) -> Once<Json> {
-        Once::new(self.reserve(key))
     }
 
     /// Shows a record, if there is one.

@@ -1,20 +1,17 @@
 //! [`Guard`]: a reservation in the caller's hands.
 
-use std::{
-    future::Future,
-    time::{Duration, SystemTime},
-};
+use std::{future::Future, time::Duration};
 
 use bytes::Bytes;
 use tokio::sync::oneshot;
 
 use crate::{
     error::Error,
-    keeper::{Ending, Settlement},
     key::Key,
     lease::Lease,
     proto,
     result::StoredResult,
+    settlement::{Ending, Settled, Settlement},
 };
 
 /// A reservation in the caller's hands: the key is theirs to act on. It has a [`Lease`] and ends it.
@@ -31,16 +28,6 @@ pub struct Guard {
     ending: Option<oneshot::Sender<Ending>>,
     retention: Option<prost_types::Duration>,
     release_on_drop: bool,
-}
-
-/// An operation that has got its outcome.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Settled {
-    /// Until when duplicates get it, by the store's clock.
-    pub expires_at: SystemTime,
-    /// Whether an earlier call, whose answer got lost, had done it.
-    pub already: bool,
 }
 
 impl Guard {

@@ -51,13 +51,14 @@ use self::{
 use crate::{
     client::Client,
     error::Error,
-    guard::{Guard, Settled},
+    guard::Guard,
     key::Key,
     proto::RecordStatus,
     reservation::{InDoubt, InProgress, Reservation},
     reserve::Reserve,
     resolve::Resolution,
     result::{StoredResult, time},
+    settlement::Settled,
 };
 
 /// The statements that make the table of receipts, for migration tools of your own. They may be run again.

@@ -25,7 +25,7 @@
 //!
 //! With a [`Guard`] the same is done by hand, step by step.
 
-// The modules, in reading order.
+// The modules, in reading order. Each knows only what stands before it.
 
 // The protocol, compiled from the proto.
 pub mod proto;
@@ -39,17 +39,20 @@ mod error;
 mod servers;
 // Concurrent calls as one Batch.
 mod coalescer;
+// What can be asked.
+mod question;
 // Answers without a service, for local work.
 mod offline;
 // One call until it is answered.
 mod call;
-// How to reach the service.
+// What everything starts from, and how to reach the service.
 mod builder;
-// What everything starts from.
 mod client;
-// The right to act: held by a task that renews it, seen by those who act.
-mod keeper;
+// The right to act, as those who act see it; and the outcome that it gets.
 mod lease;
+mod settlement;
+// Holds a reservation, renews it and sends its outcome.
+mod keeper;
 // A reservation in the caller's hands, and what else may be known of a key.
 mod guard;
 mod reservation;
@@ -57,7 +60,6 @@ mod reserve;
 // The whole dance in one call.
 mod codec;
 mod once;
-
 // Finishing in place of a holder.
 mod resolve;
 // A request and its answer, made safe to retry: of HTTP, and of gRPC.
@@ -70,6 +72,9 @@ pub mod http;
 // Effects in the caller's own Postgres, exactly once.
 #[cfg(feature = "ledger")]
 pub mod ledger;
+// The whole service inside a test.
+#[cfg(feature = "testing")]
+pub mod testing;
 
 pub use self::{
     builder::{BuildError, ClientBuilder},
@@ -77,7 +82,7 @@ pub use self::{
     codec::{Codec, CodecError, Json, Prost},
     error::Error,
     fingerprint::Fingerprint,
-    guard::{Guard, Settled},
+    guard::Guard,
     key::Key,
     lease::Lease,
     once::{Failure, Once, OnceError, Outcome, Source},
@@ -85,11 +90,8 @@ pub use self::{
     reserve::Reserve,
     resolve::Resolution,
     result::{Finished, StoredResult},
+    settlement::Settled,
 };
-
-// The whole service inside a test.
-#[cfg(feature = "testing")]
-pub mod testing;
 
 /// The code in the README compiles.
 #[cfg(all(doctest, feature = "http", feature = "ledger", feature = "testing", feature = "tls"))]

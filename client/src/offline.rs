@@ -3,12 +3,12 @@
 use std::time::{Duration, SystemTime};
 
 use crate::{
-    call::Question,
     error::Error,
     proto::{
         Acquired, CompleteResponse, FailResponse, RenewResponse, ReserveResponse, batch_operation::Operation,
         batch_result::Result as Answer, reserve_response::Outcome,
     },
+    question::Question,
 };
 
 /// The lock of a reservation that asks for none.

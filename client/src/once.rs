@@ -5,10 +5,12 @@ use std::{future::Future, marker::PhantomData, time::Duration};
 use tracing::warn;
 
 use crate::{
+    client::Client,
     codec::{Codec, CodecError, Json, Prost},
     error::Error,
     fingerprint::Fingerprint,
     guard::Guard,
+    key::Key,
     lease::Lease,
     proto::RecordStatus,
     reservation::{InDoubt, InProgress, Reservation},
@@ -117,8 +119,15 @@ pub enum OnceError<E> {
     Service(#[from] Error),
 }
 
+impl Client {
+    /// Reserves a key, acts, and completes the key with the result; or gets the result of whoever did so before.
+    pub fn once(&self, key: Key) -> Once<Json> {
+        Once::new(self.reserve(key))
+    }
+}
+
 impl Once<Json> {
-    pub(crate) fn new(reserve: Reserve) -> Self {
+    fn new(reserve: Reserve) -> Self {
         Self { reserve: reserve.wait(WAIT), cancel_on_loss: false, codec: PhantomData }
     }
 }

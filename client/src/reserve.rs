@@ -81,8 +81,15 @@ pub struct Reserve {
     wait: Duration,
 }
 
+impl Client {
+    /// Reserves a key, or says what is known of it.
+    pub fn reserve(&self, key: Key) -> Reserve {
+        Reserve::new(self.clone(), key)
+    }
+}
+
 impl Reserve {
-    pub(crate) fn new(client: Client, key: Key) -> Self {
+    fn new(client: Client, key: Key) -> Self {
         let request = proto::ReserveRequest {
             key: Some(key.clone().into()),
             owner: client.owner(),
