@@ -22,8 +22,8 @@ async fn pay(lease: Option<Extension<Lease>>, cents: String) -> (StatusCode, Str
 }
 
 /// On whose behalf: here a header says so, elsewhere it is whom an authenticating layer has found.
-fn user(request: &Parts) -> String {
-    request.headers.get("x-user").and_then(|user| user.to_str().ok()).unwrap_or_default().to_owned()
+fn user(request: &Parts) -> Option<String> {
+    Some(request.headers.get("x-user")?.to_str().ok()?.to_owned())
 }
 
 #[tokio::main]

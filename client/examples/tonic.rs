@@ -15,8 +15,8 @@ use tonic::{
 use tonic_health::pb::{HealthCheckRequest, health_client::HealthClient};
 
 /// On whose behalf: whom an authenticating layer has found.
-fn caller(_: &Parts) -> String {
-    "ann".into()
+fn caller(_: &Parts) -> Option<String> {
+    Some("ann".into())
 }
 
 #[tokio::main]

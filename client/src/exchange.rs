@@ -106,8 +106,8 @@ pub(crate) trait Protocol: Send + Sync + 'static {
     /// What tells this request from another.
     fn fingerprint(&self, request: &request::Parts, body: &Bytes) -> Fingerprint;
 
-    /// Whether an answer is to be stored. One that is not whole has more to come, trailers among it.
-    fn keep(&self, answer: &response::Parts, trailers: Option<&HeaderMap>, whole: bool) -> Keep;
+    /// Whether an answer is to be stored. Of one that has `more`, a part has come, and the rest is to come, trailers among it.
+    fn keep(&self, answer: &response::Parts, trailers: Option<&HeaderMap>, more: bool) -> Keep;
 
     /// The code that says how an answer went.
     fn code(&self, answer: &response::Parts, trailers: Option<&HeaderMap>) -> i32;
@@ -120,7 +120,7 @@ pub(crate) trait Protocol: Send + Sync + 'static {
 }
 
 /// On whose behalf a request is.
-type Subject = dyn Fn(&request::Parts) -> String + Send + Sync;
+type Subject = dyn Fn(&request::Parts) -> Option<String> + Send + Sync;
 
 /// How requests are made safe to retry.
 #[derive(Clone)]
@@ -143,7 +143,7 @@ impl Options {
     pub(crate) fn new(
         client: Client,
         namespace: impl Into<String>,
-        subject: impl Fn(&request::Parts) -> String + Send + Sync + 'static,
+        subject: impl Fn(&request::Parts) -> Option<String> + Send + Sync + 'static,
     ) -> Self {
         Self {
             client,
@@ -225,7 +225,12 @@ impl<P: Protocol> Exchange<P> {
         if let Err(refusal) = self.protocol.prepare(&mut parts, &body) {
             return Ok(self.refused(&refusal));
         }
-        let key = Key::new(&self.options.namespace, key).subject((self.options.subject)(&parts));
+        // An empty one in its place would let everybody share everybody's answers.
+        let Some(subject) = (self.options.subject)(&parts) else {
+            error!("a request is refused: nobody has said on whose behalf it is");
+            return Ok(self.refused(&Refusal::Misconfigured));
+        };
+        let key = Key::new(&self.options.namespace, key).subject(subject);
         let fingerprint = self.protocol.fingerprint(&parts, &body);
         let of = fingerprint.as_str().to_owned();
         let guard = match self.options.reserve(key, fingerprint, &parts.headers).await {
@@ -277,9 +282,13 @@ impl<P: Protocol> Exchange<P> {
         let is_endless = |value: &HeaderValue| value.as_bytes().to_ascii_lowercase().starts_with(EVENTS);
         let read = match parts.headers.get(CONTENT_TYPE) {
             Some(value) if is_endless(value) => Read::endless(body),
-            _ => Read::of(body, BODY_BYTES_MAX, |begun| self.protocol.message_bytes(begun)).await,
+            _ => {
+                let read = Read::of(body, BODY_BYTES_MAX, |begun| self.protocol.message_bytes(begun));
+                read.await.checked(&parts)
+            }
         };
-        let keep = self.protocol.keep(&parts, read.trailers(), matches!(read, Read::Whole { .. }));
+        let more = matches!(&read, Read::Longer { begun, .. } if !begun.is_empty());
+        let keep = self.protocol.keep(&parts, read.trailers(), more);
         let code = self.protocol.code(&parts, read.trailers());
         let result = match (keep, &read) {
             // It failed midway, and nobody knows what it would have been.
@@ -301,14 +310,22 @@ impl<P: Protocol> Exchange<P> {
             (Keep::Store, Read::Longer { .. }) => StoredResult::unstored(code, "too large"),
         };
         let key = guard.key().clone();
-        match timeout(self.options.complete_timeout, guard.complete(result)).await {
+        let mut stored = Box::pin(guard.complete(result));
+        match timeout(self.options.complete_timeout, &mut stored).await {
             Ok(Ok(_)) => {}
             Ok(Err(Error::LeaseLost)) => {
                 counter!(LEASES_LOST).increment(1);
                 return Ok(self.of_the_winner(key, &fingerprint).await);
             }
             Ok(Err(error)) => error!(%error, "an answer was not stored"),
-            Err(_) => warn!("an answer goes out before it is stored"),
+            Err(_) => {
+                warn!("an answer goes out before it is stored");
+                drop(self.options.client.spawn_here(async move {
+                    if let Err(Error::LeaseLost) = stored.await {
+                        counter!(LEASES_LOST).increment(1);
+                    }
+                }));
+            }
         }
         Ok(Response::from_parts(parts, read.into_body()))
     }

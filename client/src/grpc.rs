@@ -8,7 +8,7 @@
 //! # async fn example(client: Client, routes: tonic::service::Routes) -> Result<(), tonic::transport::Error> {
 //! // What an authenticating layer has found out.
 //! # #[derive(Clone)] struct User { id: String }
-//! let user = |call: &Parts| call.extensions.get::<User>().map(|user| user.id.clone()).unwrap_or_default();
+//! let user = |call: &Parts| call.extensions.get::<User>().map(|user| user.id.clone());
 //! Server::builder()
 //!     .layer(GrpcLayer::new(client, "payments.grpc", user))
 //!     .add_routes(routes)
@@ -53,7 +53,7 @@ use crate::{
 /// | a key that was used for another call | FAILED_PRECONDITION |
 /// | a key whose outcome nobody knows ([`hold`](Self::hold)) | ABORTED without `RetryInfo` |
 /// | a key whose answer was too large to be stored | FAILED_PRECONDITION |
-/// | a malformed key, several, none where one is required, or a call that is not unary | INVALID_ARGUMENT |
+/// | a malformed key, several, none where one is required, or more than one message in the request | INVALID_ARGUMENT |
 /// | a message over the limit | RESOURCE_EXHAUSTED |
 /// | the service cannot be reached | UNAVAILABLE with `RetryInfo`; or it is handled all the same ([`fail_open`](Self::fail_open)) |
 ///
@@ -61,7 +61,8 @@ use crate::{
 /// as they are sent: compressed in the same way, or not. Answers of keyed calls are not compressed inside of this layer.
 ///
 /// The handler runs to its end even if its caller leaves. Which answers are stored is said by [`keep`](Self::keep). A
-/// streaming call is none that can be sent again: without a key it passes. Where health or reflection are on the same server,
+/// streaming call is none that can be sent again: without a key it passes. One whose *answer* streams looks like a unary one until
+/// its second message: let nobody send a key with it. Where health or reflection are on the same server,
 /// put the layer around the services that need it: `add_service(layer.layer(service))`.
 pub type GrpcLayer = IdempotencyLayer<Grpc>;
 
@@ -73,11 +74,12 @@ pub struct Grpc {
 
 impl GrpcLayer {
     /// Keys are of this namespace, such as `payments.grpc`, and of the subject that a call is on behalf of: the authenticated
-    /// caller, so that one caller's key never meets another's.
+    /// caller, so that one caller's key never meets another's. A call without a subject is refused; only where all callers may
+    /// see each other's answers it is an empty one.
     pub fn new(
         client: Client,
         namespace: impl Into<String>,
-        subject: impl Fn(&request::Parts) -> String + Send + Sync + 'static,
+        subject: impl Fn(&request::Parts) -> Option<String> + Send + Sync + 'static,
     ) -> Self {
         Self { options: Options::new(client, namespace, subject), protocol: Grpc { keep: Arc::new(keep) } }
     }
@@ -134,11 +136,11 @@ impl Protocol for Grpc {
         Fingerprint::new("grpc-sha256-v1", parts.into_iter().fold(sha2::Digest::new(), framed))
     }
 
-    fn keep(&self, answer: &response::Parts, trailers: Option<&HeaderMap>, whole: bool) -> Keep {
+    fn keep(&self, answer: &response::Parts, trailers: Option<&HeaderMap>, more: bool) -> Keep {
         match code(answer, trailers) {
             Some(code) => (self.keep)(code),
             // The status of a large message comes behind it. What has a message has succeeded.
-            None if !whole && answer.status == StatusCode::OK => Keep::Store,
+            None if more && answer.status == StatusCode::OK => Keep::Store,
             None => Keep::Hold,
         }
     }

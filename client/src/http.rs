@@ -15,7 +15,7 @@
 //! }
 //!
 //! # fn example(client: Client) -> Router {
-//! let user = |request: &Parts| request.extensions.get::<User>().map(|user| user.id.clone()).unwrap_or_default();
+//! let user = |request: &Parts| request.extensions.get::<User>().map(|user| user.id.clone());
 //! Router::new().route("/pay", post(pay)).layer(HttpLayer::new(client, "payments.http", user).required())
 //! # }
 //! ```
@@ -56,9 +56,11 @@ use crate::{
 /// | a key whose outcome nobody knows ([`hold`](Self::hold)) | 409 of a type of its own, without `Retry-After` |
 /// | a key whose answer was too large to be stored | 409 of a type of its own, with the status of that answer |
 /// | a key that failed for good, as an operator found | 409 of a type of its own |
+/// | a takeover, while the handler ran, that has no answer yet | 409 with `Retry-After` |
 /// | a malformed key, several, or none where one is required | 400 |
 /// | a body over the limit | 413 |
 /// | the service cannot be reached | 503; or it is handled all the same ([`fail_open`](Self::fail_open)) |
+/// | a service that does not take the namespace, the subject or the token | 500 |
 ///
 /// Two requests are the same if method, path, query and body are, byte for byte. The key itself may be bare or a quoted string
 /// (RFC 9651) without parameters. The body of a keyed request is read whole before the handler; it loses its trailers, and
@@ -80,12 +82,12 @@ pub struct Http {
 
 impl HttpLayer {
     /// Keys are of this namespace, such as `payments.http`, and of the subject that a request is on behalf of: the
-    /// authenticated user, so that one user's key never meets another's. Only where all callers may see each other's answers
-    /// it is empty.
+    /// authenticated user, so that one user's key never meets another's. A request without a subject is refused; only where all
+    /// callers may see each other's answers it is an empty one.
     pub fn new(
         client: Client,
         namespace: impl Into<String>,
-        subject: impl Fn(&request::Parts) -> String + Send + Sync + 'static,
+        subject: impl Fn(&request::Parts) -> Option<String> + Send + Sync + 'static,
     ) -> Self {
         let protocol = Http {
             methods: HashSet::from([Method::POST, Method::PATCH]),
@@ -116,8 +118,9 @@ impl HttpLayer {
         self
     }
 
-    /// Which answers are stored, by their status. By default 408, 425, 429 and 503 release the key, since nothing happened;
-    /// all others of 2xx to 4xx are stored; other 5xx, like a panic, leave the key to the lock's end, since something may have
+    /// Which answers are stored, by their status. By default 408, 425, 429 and 503 release the key: they say that nothing has
+    /// happened. A timeout inside of this layer that answers so says it wrongly, as does a handler that passes on the 503 of
+    /// another service: put timeouts outside, or let them answer 504. All others of 2xx to 4xx are stored; other 5xx, like a panic, leave the key to the lock's end, since something may have
     /// happened.
     pub fn keep(mut self, keep: impl Fn(StatusCode) -> Keep + Send + Sync + 'static) -> Self {
         self.protocol.keep = Arc::new(keep);

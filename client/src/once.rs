@@ -242,7 +242,7 @@ impl<C> Once<C> {
             Ok(value) => {
                 let result = kept(C::encode(&value));
                 return match guard.complete(result).await {
-                    Ok(_) => Ok(Outcome { value, source: Source::Fresh }),
+                    Ok(_) | Err(Error::NotKept(_)) => Ok(Outcome { value, source: Source::Fresh }),
                     Err(Error::LeaseLost) => self.of_the_winner().await,
                     Err(error) => Err(error.into()),
                 };

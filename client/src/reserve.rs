@@ -199,12 +199,10 @@ async fn own(reserve: Reserve, mut asker: Asker) {
             keeper.run().await;
         }
         Ok(Found::Theirs(reservation)) => drop(asker.send(Ok(reservation))),
-        Err(error) => {
-            let _ = asker.send(Err(error));
-            if let Some(request) = unanswered {
-                Box::pin(reserve.give_back(request)).await;
-            }
-        }
+        Err(error) => drop(asker.send(Err(error))),
+    }
+    if let Some(request) = unanswered {
+        Box::pin(reserve.give_back(request)).await;
     }
 }
 
@@ -221,6 +219,7 @@ impl Reserve {
         let mut pause = WAIT_PAUSE_MIN;
         // Most keys are free: a call that need not be held goes together with others.
         let mut held = false;
+        let mut holder: Option<proto::InProgress> = None;
         // One token for as long as nothing was done under it, so that a copy that comes late is the same reservation.
         let (mut token, mut repeated) = (fresh_token(), false);
         loop {
@@ -241,7 +240,13 @@ impl Reserve {
                 }
                 Err(Unanswered { error, maybe_done }) => {
                     *unanswered = Some(request).filter(|_| maybe_done || repeated);
-                    return Err(error);
+                    // It was somebody else's when it was last heard of.
+                    return match (error, holder) {
+                        (Error::Unavailable(_), Some(holder)) => {
+                            Ok(Found::Theirs(Reservation::InProgress(holder.into())))
+                        }
+                        (error, _) => Err(error),
+                    };
                 }
             };
             let Answered { answer, sent_at, repeated: again } = answered;
@@ -278,7 +283,8 @@ impl Reserve {
                 Some(Outcome::InDoubt(doubt)) => Reservation::InDoubt(doubt.into()),
                 Some(Outcome::Completed(finished)) => Reservation::Completed(finished.into()),
                 Some(Outcome::Failed(finished)) => Reservation::Failed(finished.into()),
-                Some(Outcome::InProgress(_)) if Instant::now() + pause < end => {
+                Some(Outcome::InProgress(by)) if Instant::now() + pause < end => {
+                    holder = Some(by);
                     // A server that shuts down, or has too many who wait, answers before the wait is over.
                     if held && sent_at.elapsed() < WAIT_MAX / 2 {
                         sleep(pause).await;

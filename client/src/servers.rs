@@ -172,7 +172,7 @@ impl Servers {
         let first = self.next.fetch_add(1, Ordering::Relaxed);
         let in_turn =
             || (0..self.servers.len()).filter_map(|n| self.servers.get(first.wrapping_add(n) % self.servers.len()));
-        let fine = in_turn().find_map(|server| Some(server.choice(lane, server.admits(now)?)));
+        let fine = in_turn().find_map(|server| Some(server.choice(lane, server.admits(lane, now)?)));
         fine.or_else(|| {
             let soonest = in_turn().min_by_key(|server| locked(&server.health).avoided_until)?;
             Some(soonest.choice(lane, Admission::Regular))
@@ -193,13 +193,14 @@ impl Server {
         Self { lines: Mutex::new([line(), line()]), health: Mutex::default(), runtime: Handle::current(), endpoint }
     }
 
-    /// Whether it gets a call: always if it is well, and one at a time if it has failed and was avoided since.
-    fn admits(&self, now: Instant) -> Option<Admission> {
+    /// Whether it gets a call: always if it is well, and one at a time if it has failed and was avoided since. A call that is held
+    /// finds nothing out in good time.
+    fn admits(&self, lane: Lane, now: Instant) -> Option<Admission> {
         let mut health = locked(&self.health);
         if health.failures == 0 {
             return Some(Admission::Regular);
         }
-        if health.probed || health.avoided_until.is_some_and(|until| until > now) {
+        if health.probed || lane == Lane::Waiting || health.avoided_until.is_some_and(|until| until > now) {
             return None;
         }
         health.probed = true;

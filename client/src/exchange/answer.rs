@@ -13,7 +13,7 @@ use crate::result::StoredResult;
 const TRAILER: &str = "trailer:";
 
 /// Headers of one connection or of one moment, and those that let somebody in.
-const NOT_STORED: [HeaderName; 15] = [
+const NOT_STORED: [HeaderName; 17] = [
     header::CONNECTION,
     HeaderName::from_static("keep-alive"),
     HeaderName::from_static("proxy-connection"),
@@ -28,6 +28,8 @@ const NOT_STORED: [HeaderName; 15] = [
     header::AUTHORIZATION,
     header::WWW_AUTHENTICATE,
     HeaderName::from_static("authentication-info"),
+    HeaderName::from_static("proxy-authentication-info"),
+    HeaderName::from_static("set-cookie2"),
     // It is computed anew from the body.
     header::CONTENT_LENGTH,
 ];

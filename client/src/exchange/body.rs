@@ -8,7 +8,7 @@ use std::{
 };
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
-use http::HeaderMap;
+use http::{HeaderMap, StatusCode, header::CONTENT_LENGTH, response};
 use http_body::{Body, Frame, SizeHint};
 use http_body_util::{BodyExt, Full};
 use tokio::time::{Instant, timeout, timeout_at};
@@ -131,6 +131,20 @@ where
                 .freeze(),
         };
         Self::Whole { body, trailers }
+    }
+
+    /// What is not as long as its head says has broken off, although the body itself does not say so.
+    pub(super) fn checked(self, head: &response::Parts) -> Self {
+        let said = head.headers.get(CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse::<usize>().ok());
+        match self {
+            Self::Whole { body, .. }
+                if head.status != StatusCode::NOT_MODIFIED && said.is_some_and(|said| said != body.len()) =>
+            {
+                let error = "the body is not as long as its Content-Length says".into();
+                Self::Broken { begun: VecDeque::from([body]), error }
+            }
+            other => other,
+        }
     }
 
     /// A body that nobody waits for the end of.

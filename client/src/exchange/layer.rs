@@ -54,7 +54,8 @@ impl<P> IdempotencyLayer<P> {
         self
     }
 
-    /// Handles requests although the service cannot be reached. A retry then acts again: a bad choice for payments.
+    /// Handles requests although the service cannot be reached. A retry then acts again: a bad choice for payments. Such a request
+    /// has no [`Lease`](crate::Lease) among its extensions, nor has one without a key.
     pub fn fail_open(mut self) -> Self {
         warn!(namespace = %self.options.namespace, "requests are handled without idempotency while the service is away");
         self.options.fail_open = true;

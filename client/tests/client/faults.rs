@@ -123,6 +123,18 @@ async fn who_left_while_waiting_does_not_wait_on() {
 }
 
 #[tokio::test]
+async fn who_waited_while_the_service_went_away_knows_that_somebody_is_at_it() {
+    let world = world().await;
+    let _guard = acquired(world.client.reserve(key("k"))).await;
+    let waiting = Client::builder([world.proxy.endpoint()]).timeout(500 * MILLISECOND).lazy().unwrap();
+    let waiting = tokio::spawn(waiting.reserve(key("k")).wait(SECOND).into_future());
+    sleep(300 * MILLISECOND).await;
+    world.proxy.both(Fault::Blackhole);
+    let found = within(10 * SECOND, waiting).await.unwrap();
+    assert!(matches!(found, Ok(Reservation::InProgress(_))), "{found:?}");
+}
+
+#[tokio::test]
 async fn who_is_turned_away_does_not_ask_all_the_time() {
     let fake = fake(|operation, batched| match operation {
         Operation::Reserve(_) => known(Outcome::InProgress(proto::InProgress::default())),

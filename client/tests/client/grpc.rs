@@ -82,8 +82,10 @@ fn lookup(key: Option<&str>, value: &str) -> Request<LookupRequest> {
     request
 }
 
-fn user(call: &Parts) -> String {
-    call.headers.get("x-user").map(|user| user.to_str().unwrap().to_owned()).unwrap_or_default()
+fn user(call: &Parts) -> Option<String> {
+    let user = call.headers.get("x-user").map(|user| user.to_str().unwrap().to_owned());
+    // `nobody` is one whom no layer has found.
+    Some(user.unwrap_or_default()).filter(|user| user != "nobody")
 }
 
 fn layer(client: &Client) -> GrpcLayer {

@@ -25,8 +25,10 @@ impl Runs {
 }
 
 /// On behalf of the user in a header, as an authenticating layer would put it among the extensions.
-pub fn user(request: &Parts) -> String {
-    request.headers.get("x-user").map(|user| user.to_str().unwrap().to_owned()).unwrap_or_default()
+pub fn user(request: &Parts) -> Option<String> {
+    let user = request.headers.get("x-user").map(|user| user.to_str().unwrap().to_owned());
+    // `nobody` is one whom no layer has found.
+    Some(user.unwrap_or_default()).filter(|user| user != "nobody")
 }
 
 pub fn layer(client: &Client) -> HttpLayer {

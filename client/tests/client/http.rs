@@ -138,6 +138,9 @@ async fn one_users_key_never_meets_anothers() {
         assert!(web.send(Version::One, by(user)).await.unwrap().is_replay());
     }
     assert_eq!(runs.so_far(), 2);
+    let refused = web.send(Version::One, by("nobody")).await.unwrap();
+    assert_eq!((refused.status.as_u16(), refused.problem().as_str()), (500, "misconfigured"));
+    assert_eq!(runs.so_far(), 2);
 }
 
 #[tokio::test]

@@ -113,6 +113,22 @@ async fn an_answer_that_fails_midway_is_never_stored() {
 }
 
 #[tokio::test]
+async fn an_answer_that_is_shorter_than_it_says_is_never_stored() {
+    let (world, runs) = (world().await, Runs::default());
+    let router = answering(&runs, |_| {
+        let chunks = [Ok::<_, Infallible>(Bytes::from(vec![b'x'; 60]))];
+        Response::builder().header("content-length", "100").body(Body::from_stream(stream::iter(chunks))).unwrap()
+    });
+    let web = Web::layered(router, layer(&world.client).lock_ttl(20 * SECOND)).await;
+    for (n, version) in VERSIONS.into_iter().enumerate() {
+        let key = format!("k{n}");
+        assert!(web.send(version, post("/", &key, "")).await.is_err(), "{version:?}");
+        assert_eq!(web.post(version, "/", &key, "").await.problem(), "in-progress");
+    }
+    assert_eq!(runs.so_far(), 2);
+}
+
+#[tokio::test]
 async fn an_endless_stream_begins_at_once_and_is_not_stored() {
     let (world, runs) = (world().await, Runs::default());
     let router = answering(&runs, |_| {
