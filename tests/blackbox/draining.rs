@@ -225,7 +225,14 @@ async fn anywhere<'c, T, F: Future<Output = Result<T, tonic::Status>>>(
     loop {
         match call(&clients[place % 2]).await {
             Ok(answer) => return answer,
-            Err(status) if matches!(status.code(), Code::Unavailable | Code::Cancelled | Code::Unknown) => place += 1,
+            // The library tells a connection that goes away by any of these codes, without details of ours.
+            Err(status)
+                if status.code() == Code::Unavailable
+                    || (status.details().is_empty()
+                        && matches!(status.code(), Code::Cancelled | Code::Unknown | Code::Internal)) =>
+            {
+                place += 1;
+            }
             Err(status) => panic!("{status:?}"),
         }
     }
