@@ -18,7 +18,8 @@ use crate::{
     servers::Lane,
 };
 
-/// How many reservations are given back at once. While the service is down, more than these are left to the lock's end.
+/// How many reservations are given back at once. While the service is down, more than these are left to the lock's end, and
+/// under HOLD are in doubt then.
 const ABANDONED_MAX: usize = 1024;
 
 /// The way to the service. Clones are the same client; one is enough for a process, since concurrent calls of one client go

@@ -14,7 +14,7 @@ use std::{future::Future, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use http::{
-    HeaderMap, HeaderName, HeaderValue, Request, Response,
+    HeaderMap, HeaderName, HeaderValue, Method, Request, Response,
     header::{CONTENT_TYPE, EXPECT},
     request, response,
 };
@@ -25,8 +25,7 @@ use tokio::time::timeout;
 use tower_service::Service;
 use tracing::{Instrument, error, warn};
 
-pub(crate) use self::body::BoxError;
-use self::body::{Read, Received};
+use self::body::{BoxError, Read, Received};
 pub use self::{
     body::AnswerBody,
     layer::{IdempotencyLayer, IdempotencyService},
@@ -37,8 +36,7 @@ use crate::{
     fingerprint::Fingerprint,
     guard::Guard,
     key::Key,
-    proto::RecordStatus,
-    reservation::Reservation,
+    reservation::{Reservation, winner},
     reserve::Reserve,
     result::{BODY_BYTES_MAX, Finished, StoredResult},
 };
@@ -97,6 +95,9 @@ pub(crate) enum Refusal {
 
 /// What a protocol has of its own.
 pub(crate) trait Protocol: Send + Sync + 'static {
+    /// Whether requests of this method are to be idempotent.
+    fn applies(&self, method: &Method) -> bool;
+
     /// How long the first message is, where a body consists of messages and as far as it can be told from its beginning.
     fn message_bytes(&self, begun: &[u8]) -> Option<usize>;
 
@@ -117,6 +118,12 @@ pub(crate) trait Protocol: Send + Sync + 'static {
 
     /// A refusal as an answer.
     fn refuse(&self, refusal: &Refusal) -> Response<Full<Bytes>>;
+}
+
+/// How a protocol makes a body of what was read.
+pub(crate) trait Rebody<B> {
+    /// The body for the handler.
+    fn rebody(body: Bytes) -> B;
 }
 
 /// On whose behalf a request is.
@@ -185,14 +192,14 @@ pub(crate) struct Exchange<P> {
 }
 
 impl<P: Protocol> Exchange<P> {
-    /// Handles a request that is to be idempotent. A service is given that is ready, and how to make a body of what was read.
+    /// Handles a request that is to be idempotent, by a service that is ready.
     pub(crate) async fn handle<S, B, R>(
         self: Arc<Self>,
         mut inner: S,
         request: Request<B>,
-        rebody: fn(Bytes) -> B,
     ) -> Result<Response<AnswerBody<R>>, S::Error>
     where
+        P: Rebody<B>,
         S: Service<Request<B>, Response = Response<R>> + Send + 'static,
         S::Future: Send,
         S::Error: Send,
@@ -207,9 +214,7 @@ impl<P: Protocol> Exchange<P> {
                 let refusal = Refusal::KeyMissing(self.options.header.clone());
                 return Ok(self.refuse_unread(&refusal, &parts, body).await);
             }
-            Ok(None) => {
-                return inner.call(Request::from_parts(parts, body)).await.map(|answer| answer.map(AnswerBody::inner));
-            }
+            Ok(None) => return pass(inner, Request::from_parts(parts, body)).await,
             Err(why) => return Ok(self.refuse_unread(&Refusal::KeyMalformed(why), &parts, body).await),
         };
         if body.size_hint().lower() > self.options.body_bytes_max as u64 {
@@ -241,8 +246,7 @@ impl<P: Protocol> Exchange<P> {
                 Refusal::Unavailable if self.options.fail_open && matches!(error, Error::Unavailable(_)) => {
                     warn!(%error, "a request is handled although its key cannot be reserved: a retry would act again");
                     counter!(FAILED_OPEN).increment(1);
-                    let answer = inner.call(Request::from_parts(parts, rebody(body))).await;
-                    return answer.map(|answer| answer.map(AnswerBody::inner));
+                    return pass(inner, Request::from_parts(parts, P::rebody(body))).await;
                 }
                 refusal => {
                     if matches!(refusal, Refusal::Unavailable | Refusal::Misconfigured) {
@@ -253,7 +257,7 @@ impl<P: Protocol> Exchange<P> {
             },
         };
         parts.extensions.insert(guard.lease());
-        let work = inner.call(Request::from_parts(parts, rebody(body)));
+        let work = inner.call(Request::from_parts(parts, P::rebody(body)));
         let exchange = self.clone();
         let act = async move { exchange.act(work, guard, of).await };
         match self.options.client.spawn_here(act.in_current_span()).await {
@@ -332,13 +336,9 @@ impl<P: Protocol> Exchange<P> {
 
     /// Somebody else took over while the handler ran: everybody gets the same answer.
     async fn of_the_winner<R>(&self, key: Key, fingerprint: &str) -> Response<AnswerBody<R>> {
-        let record = self.options.client.lookup(key).await.ok().flatten();
-        // After a long pause it may be of another request, which has come since ours expired.
-        let record = record.filter(|record| record.fingerprint.as_deref().is_none_or(|theirs| theirs == fingerprint));
-        match record.map(|record| (record.status(), Finished::of_record(record))) {
-            Some((RecordStatus::Completed, Some(finished))) => self.replayed(finished, false),
-            Some((RecordStatus::Failed, Some(finished))) => self.replayed(finished, true),
-            _ => self.refused(&Refusal::LeaseLost),
+        match winner(&self.options.client, key, Some(fingerprint)).await {
+            Ok(Some(reservation)) => self.known(reservation),
+            Ok(None) | Err(_) => self.refused(&Refusal::LeaseLost),
         }
     }
 
@@ -383,6 +383,14 @@ impl<P: Protocol> Exchange<P> {
         }
         self.refused(refusal)
     }
+}
+
+/// Handles a request as if nothing stood before the service.
+async fn pass<S, B, R>(mut inner: S, request: Request<B>) -> Result<Response<AnswerBody<R>>, S::Error>
+where
+    S: Service<Request<B>, Response = Response<R>>,
+{
+    inner.call(request).await.map(|answer| answer.map(AnswerBody::inner))
 }
 
 fn refusal(error: &Error) -> Refusal {

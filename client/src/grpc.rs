@@ -17,27 +17,19 @@
 //! # }
 //! ```
 
-use std::{
-    future::Future,
-    pin::Pin,
-    sync::Arc,
-    task::{Context, Poll},
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 use bytes::Bytes;
-use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, header::CONTENT_TYPE, request, response};
-use http_body::Body;
+use http::{HeaderMap, HeaderValue, Method, Response, StatusCode, header::CONTENT_TYPE, request, response};
 use http_body_util::Full;
 use tonic::{Code, Status, server::NamedService};
 use tonic_types::{ErrorDetails, StatusExt};
-use tower_service::Service;
 
 pub use crate::exchange::{AnswerBody, IdempotencyLayer, IdempotencyService, Keep};
 use crate::{
     client::Client,
     error::DOMAIN,
-    exchange::{BoxError, Options, Protocol, Refusal},
+    exchange::{Options, Protocol, Rebody, Refusal},
     fingerprint::{Fingerprint, framed},
     result::StoredResult,
 };
@@ -61,9 +53,9 @@ use crate::{
 /// as they are sent: compressed in the same way, or not. Answers of keyed calls are not compressed inside of this layer.
 ///
 /// The handler runs to its end even if its caller leaves. Which answers are stored is said by [`keep`](Self::keep). A
-/// streaming call is none that can be sent again: without a key it passes. One whose *answer* streams looks like a unary one until
-/// its second message: let nobody send a key with it. Where health or reflection are on the same server,
-/// put the layer around the services that need it: `add_service(layer.layer(service))`.
+/// streaming call is none that can be sent again: without a key it passes. One whose *answer* streams looks like a unary one
+/// until its second message: let nobody send a key with it. Where health or reflection are on the same server, put the layer
+/// around the services that need it: `add_service(layer.layer(service))`.
 pub type GrpcLayer = IdempotencyLayer<Grpc>;
 
 /// What gRPC has of its own.
@@ -86,8 +78,8 @@ impl GrpcLayer {
 
     /// Which answers are stored, by their code. By default UNAVAILABLE, RESOURCE_EXHAUSTED, ABORTED, UNAUTHENTICATED and
     /// UNIMPLEMENTED release the key, since nothing happened (a handler that passes on the UNAVAILABLE of another service says
-    /// so too: let it say UNKNOWN where the other may have acted); UNKNOWN, INTERNAL, DEADLINE_EXCEEDED, CANCELLED and DATA_LOSS, like a panic, leave it to
-    /// the lock's end, since something may have happened; OK and all others are stored.
+    /// so too: let it say UNKNOWN where the other may have acted); UNKNOWN, INTERNAL, DEADLINE_EXCEEDED, CANCELLED and
+    /// DATA_LOSS, like a panic, leave it to the lock's end, since something may have happened; OK and all others are stored.
     pub fn keep(mut self, keep: impl Fn(Code) -> Keep + Send + Sync + 'static) -> Self {
         self.protocol.keep = Arc::new(keep);
         self
@@ -113,6 +105,10 @@ fn code(answer: &response::Parts, trailers: Option<&HeaderMap>) -> Option<Code> 
 }
 
 impl Protocol for Grpc {
+    fn applies(&self, _: &Method) -> bool {
+        true
+    }
+
     fn message_bytes(&self, begun: &[u8]) -> Option<usize> {
         // Each message has a flag and its length before it.
         let (&[_, length @ ..], _) = begun.split_first_chunk::<5>()?;
@@ -212,26 +208,9 @@ fn status(refusal: &Refusal) -> Status {
     Status::with_error_details(code, message, details)
 }
 
-impl<S, R> Service<Request<tonic::body::Body>> for IdempotencyService<S, Grpc>
-where
-    S: Service<Request<tonic::body::Body>, Response = Response<R>> + Clone + Send + 'static,
-    S::Future: Send,
-    S::Error: Send,
-    R: Body<Data = Bytes> + Send + 'static,
-    R::Error: Into<BoxError>,
-{
-    type Response = Response<AnswerBody<R>>;
-    type Error = S::Error;
-    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, S::Error>> + Send>>;
-
-    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
-        self.inner.poll_ready(context)
-    }
-
-    fn call(&mut self, call: Request<tonic::body::Body>) -> Self::Future {
-        let inner = self.take_inner();
-        let rebody = |bytes| tonic::body::Body::new(Full::new(bytes));
-        Box::pin(self.exchange.clone().handle(inner, call, rebody))
+impl Rebody<tonic::body::Body> for Grpc {
+    fn rebody(body: Bytes) -> tonic::body::Body {
+        tonic::body::Body::new(Full::new(body))
     }
 }
 

@@ -22,24 +22,16 @@
 
 mod problem;
 
-use std::{
-    collections::HashSet,
-    future::Future,
-    pin::Pin,
-    sync::Arc,
-    task::{Context, Poll},
-};
+use std::{collections::HashSet, sync::Arc};
 
 use bytes::Bytes;
-use http::{HeaderMap, Method, Request, Response, StatusCode, request, response};
-use http_body::Body;
+use http::{HeaderMap, Method, Response, StatusCode, request, response};
 use http_body_util::Full;
-use tower_service::Service;
 
 pub use crate::exchange::{AnswerBody, IdempotencyLayer, IdempotencyService, Keep};
 use crate::{
     client::Client,
-    exchange::{BoxError, Options, Protocol, Refusal},
+    exchange::{Options, Protocol, Rebody, Refusal},
     fingerprint::{Fingerprint, framed},
     result::StoredResult,
 };
@@ -120,8 +112,8 @@ impl HttpLayer {
 
     /// Which answers are stored, by their status. By default 408, 425, 429 and 503 release the key: they say that nothing has
     /// happened. A timeout inside of this layer that answers so says it wrongly, as does a handler that passes on the 503 of
-    /// another service: put timeouts outside, or let them answer 504. All others of 2xx to 4xx are stored; other 5xx, like a panic, leave the key to the lock's end, since something may have
-    /// happened.
+    /// another service: put timeouts outside, or let them answer 504. All others of 2xx to 4xx are stored; other 5xx, like a
+    /// panic, leave the key to the lock's end, since something may have happened.
     pub fn keep(mut self, keep: impl Fn(StatusCode) -> Keep + Send + Sync + 'static) -> Self {
         self.protocol.keep = Arc::new(keep);
         self
@@ -138,6 +130,10 @@ fn keep(status: StatusCode) -> Keep {
 }
 
 impl Protocol for Http {
+    fn applies(&self, method: &Method) -> bool {
+        self.methods.contains(method)
+    }
+
     fn message_bytes(&self, _: &[u8]) -> Option<usize> {
         None
     }
@@ -173,30 +169,8 @@ impl Protocol for Http {
     }
 }
 
-impl<S, B, R> Service<Request<B>> for IdempotencyService<S, Http>
-where
-    S: Service<Request<B>, Response = Response<R>> + Clone + Send + 'static,
-    S::Future: Send,
-    S::Error: Send,
-    B: Body + From<Bytes> + Send + 'static,
-    B::Data: Send,
-    B::Error: Send,
-    R: Body<Data = Bytes> + Send + 'static,
-    R::Error: Into<BoxError>,
-{
-    type Response = Response<AnswerBody<R>>;
-    type Error = S::Error;
-    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, S::Error>> + Send>>;
-
-    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
-        self.inner.poll_ready(context)
-    }
-
-    fn call(&mut self, request: Request<B>) -> Self::Future {
-        let mut inner = self.take_inner();
-        if self.exchange.protocol.methods.contains(request.method()) {
-            return Box::pin(self.exchange.clone().handle(inner, request, B::from));
-        }
-        Box::pin(async move { inner.call(request).await.map(|answer| answer.map(AnswerBody::inner)) })
+impl<B: From<Bytes>> Rebody<B> for Http {
+    fn rebody(body: Bytes) -> B {
+        B::from(body)
     }
 }

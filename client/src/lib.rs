@@ -45,9 +45,10 @@ mod question;
 mod offline;
 // One call until it is answered.
 mod call;
-// What everything starts from, and how to reach the service.
-mod builder;
+// What everything starts from.
 mod client;
+// How to reach the service.
+mod builder;
 // The right to act, as those who act see it; and the outcome that it gets.
 mod lease;
 mod settlement;

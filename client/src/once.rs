@@ -12,8 +12,7 @@ use crate::{
     guard::Guard,
     key::Key,
     lease::Lease,
-    proto::RecordStatus,
-    reservation::{InDoubt, InProgress, Reservation},
+    reservation::{InDoubt, InProgress, Reservation, winner},
     reserve::Reserve,
     result::{Finished, StoredResult},
 };
@@ -219,10 +218,7 @@ impl<C> Once<C> {
     {
         match self.reserve.clone().await? {
             Reservation::Acquired(guard) => self.act(guard, work).await,
-            Reservation::Completed(finished) => replayed::<C, T, E>(finished),
-            Reservation::Failed(finished) => Err(OnceError::FailedBefore(finished.into())),
-            Reservation::InProgress(held) => Err(OnceError::InProgress(held)),
-            Reservation::InDoubt(doubt) => Err(OnceError::InDoubt(doubt)),
+            other => told::<C, T, E>(other),
         }
     }
 
@@ -269,15 +265,11 @@ impl<C> Once<C> {
     where
         C: Codec<T>,
     {
-        let record = self.reserve.client().lookup(self.reserve.key().clone()).await?;
+        let (client, key) = (self.reserve.client(), self.reserve.key().clone());
         let fingerprint = self.reserve.fingerprint_text();
-        // After a long pause it may be of another request, which has come since ours expired.
-        let ours = |theirs: &Option<String>| theirs.is_none() || fingerprint.is_none() || *theirs == fingerprint;
-        let record = record.filter(|record| ours(&record.fingerprint)).ok_or(OnceError::LeaseLost)?;
-        match (record.status(), Finished::of_record(record)) {
-            (RecordStatus::Completed, Some(finished)) => replayed::<C, T, E>(finished),
-            (RecordStatus::Failed, Some(finished)) => Err(OnceError::FailedBefore(finished.into())),
-            _ => Err(OnceError::LeaseLost),
+        match winner(client, key, fingerprint.as_deref()).await? {
+            Some(reservation) => told::<C, T, E>(reservation),
+            None => Err(OnceError::LeaseLost),
         }
     }
 
@@ -296,6 +288,17 @@ fn kept(encoded: Result<Vec<u8>, CodecError>) -> StoredResult {
             warn!(%error, "the value of an operation cannot be kept");
             StoredResult::unstored(0, "not encodable")
         }
+    }
+}
+
+/// What is known of a key that is not ours.
+fn told<C: Codec<T>, T, E>(reservation: Reservation) -> Result<Outcome<T>, OnceError<E>> {
+    match reservation {
+        Reservation::Completed(finished) => replayed::<C, T, E>(finished),
+        Reservation::Failed(finished) => Err(OnceError::FailedBefore(finished.into())),
+        Reservation::InProgress(held) => Err(OnceError::InProgress(held)),
+        Reservation::InDoubt(doubt) => Err(OnceError::InDoubt(doubt)),
+        Reservation::Acquired(_) => Err(OnceError::LeaseLost),
     }
 }
 

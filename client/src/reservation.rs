@@ -5,8 +5,11 @@ use std::time::{Duration, SystemTime};
 use bytes::Bytes;
 
 use crate::{
+    client::Client,
+    error::Error,
     guard::Guard,
-    proto,
+    key::Key,
+    proto::{self, RecordStatus},
     result::{Finished, granted, time},
 };
 
@@ -80,4 +83,20 @@ impl From<proto::InDoubt> for InDoubt {
             origin: doubt.origin,
         }
     }
+}
+
+/// How an operation ended whose lease was lost to somebody else; nothing, as long as they have not finished, or if the record is
+/// of another request by now, which has come since that of this fingerprint expired.
+pub(crate) async fn winner(client: &Client, key: Key, fingerprint: Option<&str>) -> Result<Option<Reservation>, Error> {
+    let Some(record) = client.lookup(key).await? else { return Ok(None) };
+    if let (Some(theirs), Some(ours)) = (record.fingerprint.as_deref(), fingerprint)
+        && theirs != ours
+    {
+        return Ok(None);
+    }
+    Ok(match (record.status(), Finished::of_record(record)) {
+        (RecordStatus::Completed, Some(finished)) => Some(Reservation::Completed(finished)),
+        (RecordStatus::Failed, Some(finished)) => Some(Reservation::Failed(finished)),
+        _ => None,
+    })
 }

@@ -211,91 +211,102 @@ enum Found {
     Theirs(Reservation),
 }
 
+/// What an answer means for the next step.
+enum Next {
+    Found(Found),
+    /// Somebody else is at it, as a call says that was sent then.
+    Held {
+        by: proto::InProgress,
+        sent_at: Instant,
+    },
+    /// The token names an attempt that is over. Nobody has acted under it: take another.
+    Spent,
+}
+
 impl Reserve {
     /// Reserves until it is known whose the key is. A Reserve that may have been done without an answer is left in `unanswered`.
     async fn acquire(&self, asker: &mut Asker, unanswered: &mut Option<proto::ReserveRequest>) -> Result<Found, Error> {
         let end = Instant::now() + self.wait;
         let patience = self.client.waiting(self.wait).patience;
         let mut pause = WAIT_PAUSE_MIN;
-        // Most keys are free: a call that need not be held goes together with others.
-        let mut held = false;
+        // Most keys are free: a call that need not be held goes together with others. Only who has met a holder waits.
         let mut holder: Option<proto::InProgress> = None;
         // One token for as long as nothing was done under it, so that a copy that comes late is the same reservation.
         let (mut token, mut repeated) = (fresh_token(), false);
         loop {
-            let (request, manner) = self.attempt(&token, if held { end } else { Instant::now() });
-            let manner = Manner { patience, ..manner };
+            let waits = holder.is_some();
+            let (request, manner) = self.attempt(&token, if waits { end } else { Instant::now() });
             let asked = tokio::select! {
                 biased;
-                asked = self.client.ask(request.clone(), manner) => asked,
+                asked = self.client.ask(request.clone(), Manner { patience, ..manner }) => asked,
                 // Nobody waits any more: neither does the service.
-                () = asker.closed(), if held => Err(Unanswered { error: Error::Closed, maybe_done: true }),
+                () = asker.closed(), if waits => Err(Unanswered { error: Error::Closed, maybe_done: true }),
             };
-            let answered = match asked {
-                Ok(answered) => answered,
-                // A copy that came late names an attempt that is over. Nobody has acted under this token: take another.
-                Err(Unanswered { error: Error::LeaseLost | Error::AlreadyFinished, .. }) => {
-                    (token, repeated) = (fresh_token(), false);
-                    continue;
+            let next = match asked {
+                Ok(answered) => {
+                    repeated |= answered.repeated;
+                    self.next(&token, answered, repeated, patience)
+                        .await
+                        .inspect_err(|_| *unanswered = Some(request))?
                 }
+                Err(Unanswered { error: Error::LeaseLost | Error::AlreadyFinished, .. }) => Next::Spent,
                 Err(Unanswered { error, maybe_done }) => {
                     *unanswered = Some(request).filter(|_| maybe_done || repeated);
-                    // It was somebody else's when it was last heard of.
                     return match (error, holder) {
-                        (Error::Unavailable(_), Some(holder)) => {
-                            Ok(Found::Theirs(Reservation::InProgress(holder.into())))
-                        }
+                        // It was somebody else's when it was last heard of.
+                        (Error::Unavailable(_), Some(by)) => Ok(Found::Theirs(Reservation::InProgress(by.into()))),
                         (error, _) => Err(error),
                     };
                 }
             };
-            let Answered { answer, sent_at, repeated: again } = answered;
-            repeated |= again;
-            return Ok(Found::Theirs(match answer.outcome {
-                Some(Outcome::Acquired(acquired)) => {
-                    match self.hold_on(request.token.clone(), acquired, sent_at, patience).await {
-                        Ok((keeper, guard)) => return Ok(Found::Ours(keeper, guard)),
-                        // Somebody else has it by now.
-                        Err(Error::LeaseLost | Error::KeyNotFound) => {
-                            (token, repeated) = (fresh_token(), false);
-                            continue;
-                        }
-                        Err(error) => {
-                            *unanswered = Some(request);
-                            return Err(error);
-                        }
-                    }
+            match next {
+                Next::Found(found) => return Ok(found),
+                Next::Spent => (token, repeated) = (fresh_token(), false),
+                Next::Held { by, .. } if Instant::now() + pause >= end => {
+                    return Ok(Found::Theirs(Reservation::InProgress(by.into())));
                 }
-                Some(Outcome::InDoubt(doubt)) if repeated => {
-                    let manner = Manner { patience, ..self.client.prompt() };
-                    match self.was_ours(token.clone(), manner).await {
-                        Ok(true) => {
-                            (token, repeated) = (fresh_token(), false);
-                            continue;
-                        }
-                        Ok(false) => Reservation::InDoubt(doubt.into()),
-                        Err(error) => {
-                            *unanswered = Some(request);
-                            return Err(error);
-                        }
-                    }
-                }
-                Some(Outcome::InDoubt(doubt)) => Reservation::InDoubt(doubt.into()),
-                Some(Outcome::Completed(finished)) => Reservation::Completed(finished.into()),
-                Some(Outcome::Failed(finished)) => Reservation::Failed(finished.into()),
-                Some(Outcome::InProgress(by)) if Instant::now() + pause < end => {
-                    holder = Some(by);
+                Next::Held { by, sent_at } => {
                     // A server that shuts down, or has too many who wait, answers before the wait is over.
-                    if held && sent_at.elapsed() < WAIT_MAX / 2 {
+                    if waits && sent_at.elapsed() < WAIT_MAX / 2 {
                         sleep(pause).await;
                         pause = (pause * 2).min(WAIT_PAUSE_MAX);
                     }
-                    held = true;
-                    continue;
+                    holder = Some(by);
                 }
-                Some(Outcome::InProgress(held)) => Reservation::InProgress(held.into()),
-                None => return Err(Error::Other(Box::new(tonic::Status::internal("an answer says nothing")))),
-            }));
+            }
+        }
+    }
+
+    /// What an answer means; `repeated`, if the same may have been done before without an answer. An error leaves the reservation
+    /// to be given back.
+    async fn next(
+        &self,
+        token: &str,
+        answered: Answered<proto::ReserveResponse>,
+        repeated: bool,
+        patience: Patience,
+    ) -> Result<Next, Error> {
+        let theirs = |reservation| Ok(Next::Found(Found::Theirs(reservation)));
+        match answered.answer.outcome {
+            Some(Outcome::Acquired(acquired)) => {
+                match self.hold_on(token.to_owned(), acquired, answered.sent_at, patience).await {
+                    Ok((keeper, guard)) => Ok(Next::Found(Found::Ours(keeper, guard))),
+                    // Somebody else has it by now.
+                    Err(Error::LeaseLost | Error::KeyNotFound) => Ok(Next::Spent),
+                    Err(error) => Err(error),
+                }
+            }
+            Some(Outcome::InDoubt(doubt)) => {
+                let manner = Manner { patience, ..self.client.prompt() };
+                if repeated && self.was_ours(token.to_owned(), manner).await? {
+                    return Ok(Next::Spent);
+                }
+                theirs(Reservation::InDoubt(doubt.into()))
+            }
+            Some(Outcome::Completed(finished)) => theirs(Reservation::Completed(finished.into())),
+            Some(Outcome::Failed(finished)) => theirs(Reservation::Failed(finished.into())),
+            Some(Outcome::InProgress(by)) => Ok(Next::Held { by, sent_at: answered.sent_at }),
+            None => Err(Error::Other(Box::new(tonic::Status::internal("an answer says nothing")))),
         }
     }
 

@@ -56,8 +56,7 @@ impl StoredResult {
 
     /// Whether the service takes it.
     pub(crate) fn fits(&self) -> bool {
-        let pairs: usize = self.metadata.iter().map(|(name, value)| name.len() + value.len()).sum();
-        self.body.len() <= BODY_BYTES_MAX && self.metadata.len() <= PAIRS_MAX && pairs <= PAIRS_BYTES_MAX
+        fits(&self.body, self.metadata.iter().map(|(name, value)| name.len() + value.len()))
     }
 
     /// A result in place of one that could not be kept: the operation has taken effect, and nobody may act again.
@@ -74,6 +73,17 @@ impl StoredResult {
     pub(crate) fn unstored_reason(&self) -> Option<&str> {
         self.metadata.iter().find(|(name, _)| name == UNSTORED).map(|(_, reason)| reason.as_str())
     }
+}
+
+impl proto::Result {
+    /// Whether the service takes it.
+    pub(crate) fn fits(&self) -> bool {
+        fits(&self.body, self.metadata.iter().map(|pair| pair.name.len() + pair.value.len()))
+    }
+}
+
+fn fits(body: &Bytes, pairs: impl ExactSizeIterator<Item = usize>) -> bool {
+    body.len() <= BODY_BYTES_MAX && pairs.len() <= PAIRS_MAX && pairs.sum::<usize>() <= PAIRS_BYTES_MAX
 }
 
 impl<B: Into<Bytes>> From<B> for StoredResult {

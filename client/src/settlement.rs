@@ -35,8 +35,7 @@ pub(crate) enum Settlement {
 impl Settlement {
     /// Takes away what is too large, and says so.
     pub(crate) fn make_fit(&mut self) -> Result<(), String> {
-        let fits = self.result().is_none_or(|result| StoredResult::from(result.clone()).fits());
-        if fits {
+        if self.result().is_none_or(|result| result.fits()) {
             return Ok(());
         }
         self.leave_mark();

@@ -1,12 +1,22 @@
 //! [`IdempotencyLayer`]: what the layers of HTTP and of gRPC have in common.
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{
+    fmt,
+    future::Future,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+    time::Duration,
+};
 
-use http::HeaderName;
+use bytes::Bytes;
+use http::{HeaderName, Request, Response};
+use http_body::Body;
 use tower_layer::Layer;
+use tower_service::Service;
 use tracing::warn;
 
-use super::{Exchange, Options, Protocol};
+use super::{AnswerBody, Exchange, Options, Protocol, Rebody, body::BoxError, pass};
 
 /// Makes the requests of a service safe to retry: a request that is sent again gets the answer of the first, and its handler
 /// runs once. As [`HttpLayer`](crate::http::HttpLayer) for HTTP, as [`GrpcLayer`](crate::grpc::GrpcLayer) for gRPC.
@@ -86,15 +96,39 @@ impl<S, P: Protocol + Clone> Layer<S> for IdempotencyLayer<P> {
 
 /// A service whose requests are safe to retry; made by an [`IdempotencyLayer`].
 pub struct IdempotencyService<S, P> {
-    pub(crate) inner: S,
-    pub(crate) exchange: Arc<Exchange<P>>,
+    inner: S,
+    exchange: Arc<Exchange<P>>,
 }
 
-impl<S: Clone, P> IdempotencyService<S, P> {
-    /// The service that is ready, which its clone need not be.
-    pub(crate) fn take_inner(&mut self) -> S {
+impl<S, P, B, R> Service<Request<B>> for IdempotencyService<S, P>
+where
+    S: Service<Request<B>, Response = Response<R>> + Clone + Send + 'static,
+    S::Future: Send,
+    S::Error: Send,
+    P: Protocol + Rebody<B>,
+    B: Body + Send + 'static,
+    B::Data: Send,
+    B::Error: Send,
+    R: Body<Data = Bytes> + Send + 'static,
+    R::Error: Into<BoxError>,
+{
+    type Response = Response<AnswerBody<R>>;
+    type Error = S::Error;
+    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, S::Error>> + Send>>;
+
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
+        self.inner.poll_ready(context)
+    }
+
+    fn call(&mut self, request: Request<B>) -> Self::Future {
+        // The one that is ready, which its clone need not be.
         let clone = self.inner.clone();
-        std::mem::replace(&mut self.inner, clone)
+        let inner = std::mem::replace(&mut self.inner, clone);
+        if self.exchange.protocol.applies(request.method()) {
+            Box::pin(self.exchange.clone().handle(inner, request))
+        } else {
+            Box::pin(pass(inner, request))
+        }
     }
 }
 
