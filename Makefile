@@ -35,7 +35,7 @@ test-postgres-versions: ## Run the store contract, the black-box suite and the l
 		PG_BIN="$(POSTGRES_VERSIONS)/$$version/bin" \
 		$(TARGET)/debug/with-postgres \
 		sh -c '$(CARGO) test --workspace --lib store:: && $(CARGO) test --workspace --test blackbox \
-			&& $(CARGO) test --package onceward-client --test client ledger::' || exit 1; \
+			&& $(CARGO) test --package onceward-client --test client ledger' || exit 1; \
 	done
 
 bench: postgres ## Compare the service with plain SQL on a private Postgres (about five minutes): target/bench.json

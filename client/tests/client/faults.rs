@@ -1,7 +1,6 @@
 //! Faults of servers and of the way to them, and what must not come of them.
 
 use std::{
-    collections::HashMap,
     convert::Infallible,
     sync::{
         Arc, Mutex,
@@ -11,11 +10,8 @@ use std::{
 };
 
 use onceward::proto::{self, batch_operation::Operation, batch_result::Result as Answer, reserve_response::Outcome};
-use onceward_client::{
-    Client, Error, Failure, OnceError, Reservation, Source, StoredResult, proto::RecordStatus, testing::Server,
-};
+use onceward_client::{Client, Error, Failure, OnceError, Reservation, StoredResult};
 use tokio::{
-    net::{TcpListener, TcpStream},
     runtime::Builder,
     task::JoinSet,
     time::{Instant, sleep, timeout},
@@ -329,186 +325,4 @@ fn the_loss_is_told_although_the_clients_runtime_rests() {
     let guard = home.block_on(async { acquired(direct(&server).reserve(key("k")).lock_ttl(200 * MILLISECOND)).await });
     let elsewhere = Builder::new_current_thread().enable_all().build().unwrap();
     elsewhere.block_on(within(SECOND, guard.lost()));
-}
-
-/// A proxy, the number of connections that it had, and a flag: raised, it is lowered when the first of them has fallen silent
-/// for good.
-async fn silent_first(server: &Server) -> (String, Arc<AtomicUsize>, Arc<AtomicBool>, JoinSet<()>) {
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let endpoint = format!("http://{}", listener.local_addr().unwrap());
-    let (accepted, silent) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicBool::new(false)));
-    let (counted, is_silent, address) = (accepted.clone(), silent.clone(), server.address());
-    let mut tasks = JoinSet::new();
-    tasks.spawn(async move {
-        let mut connections = JoinSet::new();
-        while let Ok((mut client, _)) = listener.accept().await {
-            let first = counted.fetch_add(1, Ordering::SeqCst) == 0;
-            let is_silent = is_silent.clone();
-            connections.spawn(async move {
-                let mut server = TcpStream::connect(address).await.unwrap();
-                let falls_silent = async {
-                    while !first || !is_silent.load(Ordering::SeqCst) {
-                        sleep(MILLISECOND).await;
-                    }
-                };
-                tokio::select! {
-                    _ = tokio::io::copy_bidirectional(&mut client, &mut server) => return,
-                    () = falls_silent => {}
-                }
-                // Held open, and nothing passes.
-                is_silent.store(false, Ordering::SeqCst);
-                std::future::pending::<()>().await;
-            });
-        }
-    });
-    (endpoint, accepted, silent, tasks)
-}
-
-#[tokio::test]
-async fn a_connection_that_falls_silent_for_good_is_left() {
-    let server = server();
-    for coalescing in [1, 256] {
-        for _ in 0..5 {
-            let (endpoint, accepted, silent, _tasks) = silent_first(&server).await;
-            let builder = Client::builder([endpoint]).batch_calls_max(coalescing);
-            let client = builder.attempt_timeout(200 * MILLISECOND).timeout(2 * SECOND).lazy().unwrap();
-            client.lookup(key("k")).await.unwrap();
-            silent.store(true, Ordering::SeqCst);
-            eventually("it is silent", async || !silent.load(Ordering::SeqCst)).await;
-            client.lookup(key("k")).await.unwrap();
-            assert_eq!(accepted.load(Ordering::SeqCst), 2);
-        }
-    }
-}
-
-#[tokio::test]
-async fn one_silent_server_of_two_costs_few_calls_their_time() {
-    let server = server();
-    let proxy = Proxy::start(server.address()).await;
-    let client = Client::builder([proxy.endpoint(), server.endpoint()]).lazy().unwrap();
-    for n in 0..10 {
-        acquired(client.reserve(key(&format!("before {n}")))).await.complete("1").await.unwrap();
-    }
-    proxy.both(Fault::Blackhole);
-    let mut pairs = JoinSet::new();
-    for n in 0..100 {
-        sleep(50 * MILLISECOND).await;
-        let client = client.clone();
-        pairs.spawn(async move {
-            let begun = Instant::now();
-            acquired(client.reserve(key(&n.to_string()))).await.complete("1").await.unwrap();
-            begun.elapsed()
-        });
-    }
-    let slow = within(20 * SECOND, pairs.join_all()).await.iter().filter(|took| **took > 500 * MILLISECOND).count();
-    assert!(slow < 25, "{slow} of 100");
-}
-
-#[tokio::test]
-async fn a_completion_is_sent_although_reserves_hang() {
-    let fake = Fake::start(granting).await;
-    let client = Client::builder([fake.endpoint()]).lazy().unwrap();
-    fake.let_go(1);
-    let guard = acquired(client.reserve(key("k"))).await;
-    let mut hanging = JoinSet::new();
-    for n in 0..20 {
-        hanging.spawn(client.reserve(key(&n.to_string())).into_future());
-        sleep(20 * MILLISECOND).await;
-    }
-    let completing = tokio::spawn(guard.complete("done"));
-    let is_sent = || {
-        fake.calls().iter().any(|call| match call {
-            Call::Single(verb, _) => *verb == "complete",
-            Call::Batch(items) => items.iter().any(|(verb, _)| *verb == "complete"),
-        })
-    };
-    within(SECOND, eventually("it is sent", async || is_sent())).await;
-    completing.abort();
-}
-
-/// Each key's values, as callers got them, and whether they were fresh.
-type Values = HashMap<u64, Vec<(u64, bool)>>;
-
-/// Faults at random on the ways of several clients.
-async fn disturb(proxies: Arc<Vec<Proxy>>) {
-    let mut state = 88_172_645_463_325_252_u64;
-    loop {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        let proxy = &proxies[(state % 4) as usize];
-        let way = if state & 16 == 0 { Way::There } else { Way::Back };
-        match (state >> 8) % 6 {
-            0 => proxy.fault(way, Fault::Delay(Duration::from_millis((state >> 20) % 200))),
-            1 => proxy.fault(way, Fault::Blackhole),
-            2 => proxy.cut_all(),
-            3 => proxy.fault(way, Fault::Cut),
-            _ => proxy.both(Fault::None),
-        }
-        sleep(Duration::from_millis((state >> 32) % 40)).await;
-    }
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn whatever_happens_on_the_way_each_key_has_one_value_and_nobody_leaves_a_doubt() {
-    let server = server();
-    let (mut proxies, mut clients) = (Vec::new(), Vec::new());
-    for _ in 0..4 {
-        let proxy = Proxy::start(server.address()).await;
-        let builder = Client::builder([proxy.endpoint()]).attempt_timeout(150 * MILLISECOND).timeout(2 * SECOND);
-        clients.push(builder.lazy().unwrap());
-        proxies.push(proxy);
-    }
-    let proxies = Arc::new(proxies);
-    let disturbing = tokio::spawn(disturb(proxies.clone()));
-    let values: Arc<Mutex<Values>> = Arc::default();
-    let ids = Arc::new(AtomicUsize::new(0));
-    let end = Instant::now() + 5 * SECOND;
-    let mut workers = JoinSet::new();
-    for worker in 0..24_u64 {
-        let client = clients[(worker % 4) as usize].clone();
-        let (values, ids) = (values.clone(), ids.clone());
-        workers.spawn(async move {
-            for n in 0.. {
-                if Instant::now() > end {
-                    return;
-                }
-                let (number, id) = (n / 2 * 100 + worker / 8, ids.fetch_add(1, Ordering::SeqCst) as u64);
-                // Those that may not be acted on twice are completed by whoever gets them.
-                let held = client.reserve(key(&format!("held {id}"))).hold().lock_ttl(150 * MILLISECOND);
-                if let Ok(Ok(Reservation::Acquired(guard))) = timeout(Duration::from_millis(id % 97), held).await {
-                    tokio::spawn(guard.complete("x"));
-                }
-                let once = client.once(key(&number.to_string())).lock_ttl(300 * MILLISECOND).wait(SECOND);
-                let run = once.run(async |mut lease| {
-                    sleep(Duration::from_millis(id % 50)).await;
-                    if id.is_multiple_of(3) {
-                        let _ = lease.checkpoint("x").await;
-                    }
-                    if id.is_multiple_of(7) { Err(Failure::Retryable("again")) } else { Ok(id) }
-                });
-                let patience = if id.is_multiple_of(5) { Duration::from_millis(id % 100) } else { 60 * SECOND };
-                if let Ok(Ok(outcome)) = timeout(patience, run).await {
-                    let fresh = outcome.source == Source::Fresh;
-                    values.lock().unwrap().entry(number).or_default().push((outcome.value, fresh));
-                }
-            }
-        });
-    }
-    within(120 * SECOND, workers.join_all()).await;
-    disturbing.abort();
-    proxies.iter().for_each(|proxy| proxy.both(Fault::None));
-    for client in &clients {
-        within(30 * SECOND, client.close()).await;
-    }
-    for (number, values) in values.lock().unwrap().iter() {
-        assert!(values.iter().all(|(value, _)| *value == values[0].0), "{number}: {values:?}");
-        assert!(values.iter().filter(|(_, fresh)| *fresh).count() <= 1, "{number}: {values:?}");
-    }
-    let observer = direct(&server);
-    for id in 0..ids.load(Ordering::SeqCst) {
-        if let Some(record) = observer.lookup(key(&format!("held {id}"))).await.unwrap() {
-            assert_ne!(record.status(), RecordStatus::InDoubt, "{record:?}");
-        }
-    }
 }

@@ -9,6 +9,7 @@
     reason = "tests"
 )]
 
+mod chaos;
 mod coalescing;
 mod fake;
 mod faults;
@@ -18,12 +19,14 @@ mod guard;
 mod handlers;
 mod http;
 mod http_bodies;
+mod http_outages;
 mod ledger;
 mod ledger_faults;
 mod once;
 mod proxy;
 mod reserve;
 mod servers;
+mod silence;
 mod steps;
 mod support;
 mod web;
