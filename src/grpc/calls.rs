@@ -63,8 +63,8 @@ impl<S: NamedService> NamedService for Calls<S> {
 
 impl<S> Service<Request<Body>> for Calls<S>
 where
-    S: Service<Request<Body>, Response = Response<Body>, Error = Infallible> + Clone + Send + 'static,
-    S::Future: Send,
+    S: Service<Request<Body>, Response = Response<Body>, Error = Infallible>,
+    S::Future: Send + 'static,
 {
     type Response = Response<Body>;
     type Error = Infallible;
@@ -80,17 +80,18 @@ where
         if self.gate.closed.is_cancelled() {
             return Box::pin(async move { Ok(call.end(began, refusal(CallError::ShuttingDown))) });
         }
-        // The clone that was polled ready is the one to call.
-        let ready = self.inner.clone();
-        let mut inner = std::mem::replace(&mut self.inner, ready);
         let header = request.headers().get(deadline::HEADER).and_then(|value| value.to_str().ok());
         let cutoff = header.and_then(deadline::parse).map(deadline::cutoff);
+        // Outside of the block below, which would otherwise hold the request as well.
+        let answer = self.inner.call(request);
         Box::pin(async move {
-            let answer = async { inner.call(request).await.map_or_else(|never| match never {}, in_our_form) };
             let response = match cutoff {
                 None => answer.await,
-                Some(cutoff) => timeout(cutoff, answer).await.unwrap_or_else(|_| refusal(CallError::DeadlineExceeded)),
+                Some(cutoff) => {
+                    timeout(cutoff, answer).await.unwrap_or_else(|_| Ok(refusal(CallError::DeadlineExceeded)))
+                }
             };
+            let response = response.map_or_else(|never| match never {}, in_our_form);
             Ok(call.end(began, response))
         })
     }

@@ -1,9 +1,9 @@
-//! [`Connections`]: a fixed number of database connections, each lent to one owned task at a time.
+//! [`Connections`]: a fixed number of database connections, each lent to one piece of work at a time.
 //!
 //! A pool that lends a connection to the caller's own future is unsafe here: a caller that leaves drops the future in the
-//! middle of a statement, and the next borrower finds an open transaction. So the work runs in a task that nobody can
-//! cancel, and the caller only waits for its answer. Connections are held open between uses and not pinged: the statement
-//! itself tells whether the database is there.
+//! middle of a statement, and the next borrower finds an open transaction. So the work is [`Unstoppable`]: it goes on
+//! without its caller. Connections are held open between uses and not pinged: the statement itself tells whether the
+//! database is there.
 //!
 //! What always holds:
 //!
@@ -17,8 +17,10 @@
 
 #[cfg(test)]
 mod tests;
+mod unstoppable;
 
 use std::{
+    panic::AssertUnwindSafe,
     sync::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
@@ -26,14 +28,15 @@ use std::{
     time::{Duration, Instant},
 };
 
-use futures_util::future::BoxFuture;
+use futures_util::{FutureExt, future::BoxFuture};
 use tokio::{
-    sync::{AcquireError, Notify, OwnedSemaphorePermit, Semaphore, oneshot},
+    sync::{AcquireError, Notify, OwnedSemaphorePermit, Semaphore},
     time::timeout,
 };
 use tokio_util::task::TaskTracker;
 use tracing::{debug, info, warn};
 
+use self::unstoppable::Unstoppable;
 use super::{StoreError, Urgency};
 
 /// How many callers may wait for a connection before reservations are refused; completions may be twice as many.
@@ -121,15 +124,14 @@ impl<C: Send + 'static> Connections<C> {
         W: for<'c> FnOnce(&'c mut C) -> BoxFuture<'c, Result<T, Fault>> + Send + 'static,
     {
         let slot = self.slot(urgency).await?;
-        let (sender, answer) = oneshot::channel();
         let inner = self.0.clone();
-        self.0.tasks.spawn(async move {
+        let work = self.0.tasks.track_future(async move {
             let result = inner.work(work).await;
             drop(slot);
-            // The caller may have left.
-            let _ = sender.send(result);
+            result
         });
-        answer.await.unwrap_or(Err(StoreError::Unavailable))
+        // Whoever asked is not to end with it.
+        Unstoppable::new(AssertUnwindSafe(work).catch_unwind()).await.unwrap_or(Err(StoreError::Unavailable))
     }
 
     /// Lets the work that has begun end, and closes the connections.

@@ -43,8 +43,10 @@ use crate::{
 };
 
 /// The migrations, oldest first.
-const MIGRATIONS: [Script; 1] =
-    [Script { version: 1, name: "record", sql: include_str!("../../migrations/postgres/0001_record.sql") }];
+const MIGRATIONS: [Script; 2] = [
+    Script { version: 1, name: "record", sql: include_str!("../../migrations/postgres/0001_record.sql") },
+    Script { version: 2, name: "fillfactor", sql: include_str!("../../migrations/postgres/0002_fillfactor.sql") },
+];
 
 /// A little longer than the database itself lets a statement run.
 const WORK_TIMEOUT: Duration = Duration::from_secs(6);
@@ -134,13 +136,13 @@ impl Postgres {
     }
 
     /// Runs writes as one statement; if `heeding`, not where a row of theirs was met locked while they queued.
-    async fn run(&self, lane: Lane, heeding: bool, batch: Batch) -> Result<Vec<Option<Stamp>>, StoreError> {
+    async fn run(&self, lane: Lane, heeding: bool, batch: Arc<Batch>) -> Result<Vec<Option<Stamp>>, StoreError> {
         let urgency = Urgency::of(batch.writes());
         let connections = match lane {
             Lane::Fast => &self.calls,
             Lane::Slow => &self.slow,
         };
-        let (batch, locked) = (Arc::new(batch), self.locked.clone());
+        let locked = self.locked.clone();
         connections
             .run(urgency, move |connection| {
                 Box::pin(async move {
@@ -165,19 +167,20 @@ impl Postgres {
 
     /// Writes together; if somebody holds the row of one of them, the others.
     async fn write_together(&self, batch: Batch) -> Vec<Result<Option<Stamp>, StoreError>> {
+        let batch = Arc::new(batch);
         match self.run(Lane::Fast, true, batch.clone()).await {
             Ok(stamps) => stamps.into_iter().map(Ok).collect(),
-            Err(StoreError::Locked) if batch.len() > 1 => self.write_unlocked(batch).await,
+            Err(StoreError::Locked) if batch.len() > 1 => self.write_unlocked(&batch).await,
             Err(error) => vec![Err(error); batch.len()],
         }
     }
 
     /// Finds out which rows are locked, which a statement that fails does not tell, and writes the others; again, if more are
     /// locked by then.
-    async fn write_unlocked(&self, batch: Batch) -> Vec<Result<Option<Stamp>, StoreError>> {
+    async fn write_unlocked(&self, batch: &Batch) -> Vec<Result<Option<Stamp>, StoreError>> {
         let ids: Vec<Uuid> = batch.ids().collect();
         let mut results = HashMap::with_capacity(ids.len());
-        let mut rest = batch;
+        let mut rest = batch.clone();
         for _ in 0..TRIES {
             let locked = match self.find_locked(&rest).await {
                 Ok(locked) => locked,
@@ -191,7 +194,7 @@ impl Postgres {
             if rest.len() == 0 {
                 break;
             }
-            match self.run(Lane::Fast, false, rest.clone()).await {
+            match self.run(Lane::Fast, false, Arc::new(rest.clone())).await {
                 Ok(stamps) => results.extend(rest.ids().zip(stamps.into_iter().map(Ok))),
                 Err(StoreError::Locked) => continue,
                 Err(error) => results.extend(rest.ids().map(|id| (id, Err(error)))),
@@ -214,19 +217,20 @@ impl Postgres {
 
     /// Writes one, where its row may be locked.
     async fn write_apart(&self, single: Batch) -> Result<Option<Stamp>, StoreError> {
-        Ok(self.run(Lane::Slow, false, single).await?.into_iter().next().flatten())
+        Ok(self.run(Lane::Slow, false, Arc::new(single)).await?.into_iter().next().flatten())
     }
 
     /// Writes in as few statements as can be, all at once. The places say which of all the writes each result is for.
-    async fn write_free(&self, writes: Vec<(usize, &Write)>) -> Vec<(usize, Result<Option<Stamp>, StoreError>)> {
-        let batches = Batch::all(writes).into_iter();
-        let written = batches.map(async |(places, batch)| places.into_iter().zip(self.write_together(batch).await));
+    async fn write_free(&self, writes: Vec<(usize, Write)>) -> Vec<(usize, Result<Option<Stamp>, StoreError>)> {
+        let written = Batch::all(writes)
+            .into_iter()
+            .map(async |(places, batch)| places.into_iter().zip(self.write_together(batch).await));
         join_all(written).await.into_iter().flatten().collect()
     }
 
     /// Writes one whose row was met locked, while nobody else may.
-    async fn write_in_turn(&self, write: &Write, turn: Turn<'_>) -> Result<Option<Stamp>, StoreError> {
-        let written = self.write_apart(Batch::single(write.clone())).await;
+    async fn write_in_turn(&self, write: Write, turn: Turn<'_>) -> Result<Option<Stamp>, StoreError> {
+        let written = self.write_apart(Batch::single(write)).await;
         if written.is_ok() {
             turn.free();
         }
@@ -239,7 +243,7 @@ impl Store for Postgres {
     async fn write(&self, writes: Vec<Write>) -> Vec<Result<Option<Stamp>, StoreError>> {
         let mut results: Vec<_> = writes.iter().map(|_| Err(StoreError::Locked)).collect();
         let (mut free, mut in_turn) = (Vec::new(), Vec::new());
-        for (place, write) in writes.iter().enumerate() {
+        for (place, write) in writes.into_iter().enumerate() {
             match self.locked.access(write.key.id()) {
                 Access::Free => free.push((place, write)),
                 Access::Turn(turn) => in_turn.push(async move { (place, self.write_in_turn(write, turn).await) }),

@@ -1,5 +1,7 @@
 //! Connections that are numbers: what is lent, kept, given up and waited for.
 
+use tokio::sync::oneshot;
+
 use super::*;
 
 type Counter = Connections<u32>;
@@ -84,6 +86,15 @@ async fn work_goes_on_when_its_caller_leaves() {
     }
     finish.send(()).unwrap();
     finished.await.unwrap();
+}
+
+#[tokio::test]
+async fn work_that_panics_fails_alone_and_takes_its_connection_with_it() {
+    let connections = counter(1);
+    let failed: Result<(), _> =
+        connections.run(Urgency::Reservation, |_| Box::pin(async { panic!("as a fault of ours would") })).await;
+    assert_eq!(failed, Err(StoreError::Unavailable));
+    assert_eq!(number(&connections).await, 1);
 }
 
 #[tokio::test(start_paused = true)]

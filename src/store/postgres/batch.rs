@@ -50,7 +50,7 @@ impl Statement {
     }
 
     /// The statements that these writes take, each kind in one of them.
-    fn needed(writes: &[(usize, &Write)]) -> Vec<Self> {
+    fn needed(writes: &[(usize, Write)]) -> Vec<Self> {
         let has = |statement: Self| writes.iter().any(|(_, write)| statement.does(write));
         let mut needed = match (has(Self::Insert), has(Self::Finish)) {
             (true, true) => vec![Self::InsertAndFinish],
@@ -93,15 +93,15 @@ pub(super) struct Batch {
 
 impl Batch {
     /// All of these writes, as few batches as can be, and for each of these the places of its writes.
-    pub(super) fn all(mut writes: Vec<(usize, &Write)>) -> Vec<(Vec<usize>, Self)> {
+    pub(super) fn all(mut writes: Vec<(usize, Write)>) -> Vec<(Vec<usize>, Self)> {
         writes.sort_unstable_by_key(|(_, write)| write.key.id());
+        let needed = Statement::needed(&writes).into_iter();
         let batch = |statement: Statement| {
-            let chosen = writes.iter().filter(|(_, write)| statement.does(write));
-            let (places, writes): (_, Vec<Write>) = chosen.map(|(place, write)| (*place, (*write).clone())).unzip();
+            let (places, writes): (_, Vec<Write>) = writes.extract_if(.., |(_, write)| statement.does(write)).unzip();
             let statement = if let [write] = &writes[..] { Statement::of(write) } else { statement };
             (places, Self { statement, writes })
         };
-        Statement::needed(&writes).into_iter().map(batch).collect()
+        needed.map(batch).collect()
     }
 
     /// One write.

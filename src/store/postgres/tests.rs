@@ -166,7 +166,7 @@ async fn a_row_that_was_held_a_moment_ago_fails_nobody() {
     let World { store, .. } = World::with(&["a", "b", "c"]).await;
     store.locked.note(key("b").id());
     let writes = ["a", "b", "c"].map(renew);
-    for (_, batch) in Batch::all(writes.iter().enumerate().collect()) {
+    for (_, batch) in Batch::all(writes.into_iter().enumerate().collect()) {
         let written = store.write_together(batch).await;
         assert!(written.iter().all(|written| matches!(written, Ok(Some(_)))), "{written:?}");
     }
