@@ -33,7 +33,8 @@ pub const BATCH_ITEMS_MAX: usize = 256;
 ///
 /// # Cancel safety
 ///
-/// A future of any method may be dropped at any time. A call that has reached the database goes on to its end without the
+/// A future of any method may be dropped at any time, but is not to be kept without being polled: it may hold a connection.
+/// A call that has reached the database goes on to its end without the
 /// caller: it may have been applied, and leaves no open transaction behind. A reservation that still waits for its turn is
 /// not begun; a completion may be.
 #[async_trait]

@@ -117,7 +117,8 @@ impl<C: Send + 'static> Connections<C> {
     ///
     /// # Cancel safety
     ///
-    /// Dropped while it waits for its turn, nothing is begun; later, the work goes on to its end.
+    /// Dropped while it waits for its turn, nothing is begun; later, the work goes on to its end. Kept and not polled, it keeps
+    /// its connection.
     pub(super) async fn run<T, W>(&self, urgency: Urgency, work: W) -> Result<T, StoreError>
     where
         T: Send + 'static,
@@ -130,6 +131,10 @@ impl<C: Send + 'static> Connections<C> {
             drop(slot);
             result
         });
+        // From here on `close` waits for it; one that came before may have found nothing to wait for.
+        if self.is_closed() {
+            return Err(StoreError::Unavailable);
+        }
         // Whoever asked is not to end with it.
         Unstoppable::new(AssertUnwindSafe(work).catch_unwind()).await.unwrap_or(Err(StoreError::Unavailable))
     }

@@ -396,6 +396,7 @@ fn code(error: &sqlx::Error) -> Option<String> {
 /// See [`migrate`](super::migrate).
 pub async fn migrate(url: &Url) -> Result<(), OpenError> {
     let mut connection = url.connect().await?;
+    settings::give_time(&mut connection).await.map_err(|error| url.connect_error(&error))?;
     let result = migrations::run(&MIGRATIONS, &mut connection).await;
     let _ = connection.close().await;
     result

@@ -212,6 +212,26 @@ async fn settings_on_the_role_are_checked() {
 }
 
 #[tokio::test]
+async fn a_migration_waits_for_maintenance_longer_than_a_call_would() {
+    let database = Backend::Postgres.database().await;
+    let mut rival = PgConnection::connect(&database.url).await.unwrap();
+    let name = database.url.rsplit('/').next().unwrap();
+    let impatient = format!("ALTER ROLE postgres IN DATABASE \"{name}\" SET lock_timeout = '100ms'");
+    sqlx::raw_sql(sqlx::AssertSqlSafe(impatient)).execute(&mut rival).await.unwrap();
+    sqlx::raw_sql("DELETE FROM onceward_migration WHERE version > 1").execute(&mut rival).await.unwrap();
+    let hold = "BEGIN; LOCK TABLE onceward_record IN SHARE UPDATE EXCLUSIVE MODE";
+    sqlx::raw_sql(hold).execute(&mut rival).await.unwrap();
+    let mut migrate = Program::command(&["migrate", "--database-url", &database.url]).spawn().unwrap();
+    let waits = "SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted AND relation = 'onceward_record'::regclass)";
+    while !sqlx::query_scalar::<_, bool>(waits).fetch_one(&mut rival).await.unwrap() {
+        assert!(migrate.try_wait().unwrap().is_none(), "it ended without waiting");
+    }
+    // Longer than the role's patience.
+    sqlx::raw_sql("SELECT pg_sleep(0.3); ROLLBACK").execute(&mut rival).await.unwrap();
+    assert!(migrate.wait().await.unwrap().success());
+}
+
+#[tokio::test]
 async fn the_environment_configures_too_and_secrets_are_not_shown() {
     let database = Backend::Sqlite.database().await;
     let help = Program::command(&["--help"]).env("ONCEWARD_DATABASE_URL", "postgres://ann:secret@h/d").output().await;

@@ -89,6 +89,25 @@ async fn work_goes_on_when_its_caller_leaves() {
 }
 
 #[tokio::test]
+async fn closing_waits_for_work_whose_caller_has_left() {
+    let connections = counter(1);
+    let (finish, may_finish) = oneshot::channel::<()>();
+    let mut work = Box::pin(connections.run(Urgency::Completion, |_| {
+        Box::pin(async move {
+            let _ = may_finish.await;
+            Ok(())
+        })
+    }));
+    assert!(futures_util::poll!(work.as_mut()).is_pending(), "it waits for its signal");
+    // From a thread that knows of no runtime.
+    std::thread::scope(|scope| scope.spawn(|| drop(work)).join().unwrap());
+    let mut closing = Box::pin(connections.close());
+    assert!(futures_util::poll!(closing.as_mut()).is_pending(), "the work goes on");
+    finish.send(()).unwrap();
+    closing.await;
+}
+
+#[tokio::test]
 async fn work_that_panics_fails_alone_and_takes_its_connection_with_it() {
     let connections = counter(1);
     let failed: Result<(), _> =

@@ -12,12 +12,18 @@ use tokio::runtime::Handle;
 ///
 /// A task for each piece of work would do as well, but the work would have to wait for that task's turn, and its caller for
 /// another one, each behind whatever else is ready: a millisecond or two under load, in which the database has nothing to do.
-pub(super) struct Unstoppable<T: Send + 'static>(Option<BoxFuture<'static, T>>);
+///
+/// It is to be polled or dropped: work that is kept without being polled keeps what it holds.
+pub(super) struct Unstoppable<T: Send + 'static> {
+    work: Option<BoxFuture<'static, T>>,
+    /// Where it goes on. The thread that drops it need not know of any.
+    runtime: Handle,
+}
 
 impl<T: Send + 'static> Unstoppable<T> {
-    /// Begins with the first poll.
+    /// Begins with the first poll. Call it on a runtime.
     pub(super) fn new(work: impl Future<Output = T> + Send + 'static) -> Self {
-        Self(Some(Box::pin(work)))
+        Self { work: Some(Box::pin(work)), runtime: Handle::current() }
     }
 }
 
@@ -25,10 +31,10 @@ impl<T: Send + 'static> Future for Unstoppable<T> {
     type Output = T;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<T> {
-        let Some(work) = &mut self.0 else { return Poll::Pending };
+        let Some(work) = &mut self.work else { return Poll::Pending };
         let done = work.as_mut().poll(context);
         if done.is_ready() {
-            self.0 = None;
+            self.work = None;
         }
         done
     }
@@ -36,9 +42,8 @@ impl<T: Send + 'static> Future for Unstoppable<T> {
 
 impl<T: Send + 'static> Drop for Unstoppable<T> {
     fn drop(&mut self) {
-        // Where there is no runtime any more, no task would go on either.
-        if let (Some(work), Ok(runtime)) = (self.0.take(), Handle::try_current()) {
-            runtime.spawn(work);
+        if let Some(work) = self.work.take() {
+            self.runtime.spawn(work);
         }
     }
 }

@@ -35,6 +35,9 @@ const SETTINGS: [(&str, &str); 12] = [
 const PIN_DURABILITY: &str = "SELECT set_config('synchronous_commit', current_setting('synchronous_commit'), false);";
 /// A row that is known to be locked is not worth waiting for.
 const SLOW_LANE: &str = "SET lock_timeout = '10ms';";
+/// A migration waits for others that migrate and for maintenance of the table, whatever the role is set to. Calls do not wait
+/// behind it.
+const MIGRATION: &str = "SET lock_timeout = '60s'; SET statement_timeout = 0;";
 /// How long a database may take to let us in.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -75,6 +78,11 @@ pub(super) async fn connect(url: &Url, options: &OpenOptions, lane: Lane) -> Res
     let properties = Properties::of(&mut connection).await.map_err(|error| url.connect_error(&error))?;
     properties.accept(url, options)?;
     Ok(connection)
+}
+
+/// Lets the session migrate.
+pub(super) async fn give_time(connection: &mut PgConnection) -> Result<(), sqlx::Error> {
+    sqlx::raw_sql(MIGRATION).execute(connection).await.map(drop)
 }
 
 async fn check_settings(url: &Url, connection: &mut PgConnection) -> Result<(), OpenError> {
