@@ -33,10 +33,9 @@ pub const BATCH_ITEMS_MAX: usize = 256;
 ///
 /// # Cancel safety
 ///
-/// A future of any method may be dropped at any time, but is not to be kept without being polled: it may hold a connection.
-/// A call that has reached the database goes on to its end without the
-/// caller: it may have been applied, and leaves no open transaction behind. A reservation that still waits for its turn is
-/// not begun; a completion may be.
+/// A future of any method may be dropped at any time, but is not to be kept without being polled: it may hold a connection. A
+/// call that has reached the database goes on to its end without the caller: it may have been applied, and leaves no open
+/// transaction behind. A reservation that still waits for its turn is not begun; a completion may be.
 #[async_trait]
 pub trait Store: Send + Sync + 'static {
     /// Tries each write on its own, and tells for each, in order, whether it took.
