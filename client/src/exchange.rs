@@ -39,6 +39,7 @@ use crate::{
     reservation::{Reservation, winner},
     reserve::Reserve,
     result::{BODY_BYTES_MAX, Finished, StoredResult},
+    settlement::Settled,
 };
 
 /// How many answers were not stored because their lease was lost.
@@ -316,19 +317,11 @@ impl<P: Protocol> Exchange<P> {
         let key = guard.key().clone();
         let mut stored = Box::pin(guard.complete(result));
         match timeout(self.options.complete_timeout, &mut stored).await {
-            Ok(Ok(_)) => {}
-            Ok(Err(Error::LeaseLost)) => {
-                counter!(LEASES_LOST).increment(1);
-                return Ok(self.of_the_winner(key, &fingerprint).await);
-            }
-            Ok(Err(error)) => error!(%error, "an answer was not stored"),
+            Ok(stored) if is_overtaken(&stored) => return Ok(self.of_the_winner(key, &fingerprint).await),
+            Ok(_) => {}
             Err(_) => {
                 warn!("an answer goes out before it is stored");
-                drop(self.options.client.spawn_here(async move {
-                    if let Err(Error::LeaseLost) = stored.await {
-                        counter!(LEASES_LOST).increment(1);
-                    }
-                }));
+                drop(self.options.client.spawn_here(async move { is_overtaken(&stored.await) }.in_current_span()));
             }
         }
         Ok(Response::from_parts(parts, read.into_body()))
@@ -382,6 +375,22 @@ impl<P: Protocol> Exchange<P> {
             body::drain(body).await;
         }
         self.refused(refusal)
+    }
+}
+
+/// Whether somebody else took over while the handler ran. That is counted, and an answer that is not stored is told in the
+/// log: by the time that it is known nobody may await it.
+fn is_overtaken(stored: &Result<Settled, Error>) -> bool {
+    match stored {
+        Ok(_) => false,
+        Err(Error::LeaseLost) => {
+            counter!(LEASES_LOST).increment(1);
+            true
+        }
+        Err(error) => {
+            error!(%error, "an answer was not stored");
+            false
+        }
     }
 }
 
