@@ -38,7 +38,7 @@ test-postgres-versions: ## Run the store contract, the black-box suite and the l
 			&& $(CARGO) test --package onceward-client --test client ledger' || exit 1; \
 	done
 
-bench: postgres ## Compare the service with plain SQL on a private Postgres (about five minutes): target/bench.json
+bench: postgres ## Compare the service with plain SQL on a private Postgres (five to eight minutes): target/bench.json
 	$(CARGO) bench --bench load -- compare --json $(TARGET)/bench.json
 
 bench-growth: postgres ## The same pairs on an empty table and on one of 10 million rows (half an hour, 30 GB of disk)

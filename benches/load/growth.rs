@@ -43,7 +43,7 @@ const FILL_ROWS: u64 = 500_000;
 /// Pairs leave about nine completed rows on a page: fewer than fit, and too many for a new reservation. Inserted as they are
 /// in the end, rows would leave room for one on every page, and new ones would be strewn over the whole table.
 const FILL_AS_PAIRS_DO: &str = "ALTER TABLE onceward_record SET (fillfactor = 60)";
-const FILL_DONE: &str = "ALTER TABLE onceward_record SET (fillfactor = 40)";
+const FILL_DONE: &str = include_str!("../../migrations/postgres/0002_fillfactor.sql");
 
 pub async fn run(options: &Options) -> Result<(), Failure> {
     let mut world = World::start(None)?;

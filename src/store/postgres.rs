@@ -215,11 +215,6 @@ impl Postgres {
         found.await
     }
 
-    /// Writes one, where its row may be locked.
-    async fn write_apart(&self, single: Batch) -> Result<Option<Stamp>, StoreError> {
-        Ok(self.run(Lane::Slow, false, Arc::new(single)).await?.into_iter().next().flatten())
-    }
-
     /// Writes in as few statements as can be, all at once. The places say which of all the writes each result is for.
     async fn write_free(&self, writes: Vec<(usize, Write)>) -> Vec<(usize, Result<Option<Stamp>, StoreError>)> {
         let written = Batch::all(writes)
@@ -230,11 +225,9 @@ impl Postgres {
 
     /// Writes one whose row was met locked, while nobody else may.
     async fn write_in_turn(&self, write: Write, turn: Turn<'_>) -> Result<Option<Stamp>, StoreError> {
-        let written = self.write_apart(Batch::single(write)).await;
-        if written.is_ok() {
-            turn.free();
-        }
-        written
+        let stamps = self.run(Lane::Slow, false, Arc::new(Batch::single(write))).await?;
+        turn.free();
+        Ok(stamps.into_iter().next().flatten())
     }
 }
 

@@ -35,8 +35,8 @@ const SETTINGS: [(&str, &str); 12] = [
 const PIN_DURABILITY: &str = "SELECT set_config('synchronous_commit', current_setting('synchronous_commit'), false);";
 /// A row that is known to be locked is not worth waiting for.
 const SLOW_LANE: &str = "SET lock_timeout = '10ms';";
-/// A migration waits for others that migrate and for maintenance of the table, whatever the role is set to. Calls do not wait
-/// behind it.
+/// A migration waits for others that migrate and for maintenance of the table, whatever the role is set to. So none may ask
+/// for a lock that calls would have to wait behind.
 const MIGRATION: &str = "SET lock_timeout = '60s'; SET statement_timeout = 0;";
 /// How long a database may take to let us in.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
